@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from lorrery.scheduler.core.policy_errors import error_text
+from lorrery.scheduler.core.checked.base import error_text
 from lorrery.service.errors import SettingsError
 
 T = TypeVar("T")

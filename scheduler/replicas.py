@@ -16,14 +16,12 @@ from lorrery.scheduler.core.build import TABLES_PACKAGE, Devices, build_replica
 from lorrery.scheduler.core.checked.batching import CheckedBatching
 from lorrery.scheduler.core.checked.placement import CheckedPlacement
 from lorrery.scheduler.core.checked.queue import CheckedQueue
-from lorrery.scheduler.core.placements.options import PlacementOptions, Weights
-from lorrery.scheduler.core.placements.table import PLACEMENTS
+from lorrery.scheduler.core.placements.by_adapter import PlacementOptions, Weights
+from lorrery.scheduler.core.placements.table import PLACEMENTS, Placement
 from lorrery.scheduler.core.policies import batch_limits, policy_of
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
-from lorrery.scheduler.core.protocols.batching import Batching
-from lorrery.scheduler.core.protocols.placement import Placement
-from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.protocols import Batching, Queue
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter

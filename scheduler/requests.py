@@ -26,7 +26,7 @@ from lorrery.scheduler.core.facts import (
     Recalled,
 )
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.prefix_cache.content import of_u32
+from lorrery.scheduler.core.prefix_cache.base import of_u32
 from lorrery.scheduler.core.refusals import Refusal, withheld
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.scheduler.messages import Submit

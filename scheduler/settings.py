@@ -5,15 +5,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lorrery.scheduler.core.batching.table import BATCHINGS
-from lorrery.scheduler.core.combinations import why_excluded, why_too_few_tokens
-from lorrery.scheduler.core.memory.table import MEMORIES, PREFIX_CACHES
+from lorrery.scheduler.core.build import why_excluded, why_too_few_tokens
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.policies import QUEUES, limits_of
-from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES
-from lorrery.scheduler.core.replica_settings import LIMITS, LOOK_AHEAD, MAX_NUM_BATCHED_TOKENS
-from lorrery.scheduler.core.sglang_rules import DEFAULT as RULES
-from lorrery.scheduler.core.sglang_rules import SglangRules
+from lorrery.scheduler.core.policies import BATCHINGS, MEMORIES, PREFIX_CACHES, QUEUES, limits_of
+from lorrery.scheduler.core.queues.waiting import MAX_OVERTAKES
+from lorrery.scheduler.core.replica_settings import DEFAULT as RULES
+from lorrery.scheduler.core.replica_settings import LIMITS, LOOK_AHEAD, MAX_NUM_BATCHED_TOKENS, SglangRules
 from lorrery.service.settings.sections import (
     LONGEST_SECONDS,
     MAX_ADAPTERS,

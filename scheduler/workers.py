@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from lorrery.scheduler import wire_workers
-from lorrery.scheduler.core.adapters.log import AdapterLog
+from lorrery.scheduler.core.adapters.loads import AdapterLog
 from lorrery.scheduler.core.cluster_facts import GaveBack, Placed, Withdrawn
 from lorrery.scheduler.core.facts import Cancelled, Facts, Failed, Finished
 from lorrery.scheduler.core.inbox import LoadOnRequest, Recall, Retire

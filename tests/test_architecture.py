@@ -170,7 +170,7 @@ def compiled_modules() -> list[Path]:
 def test_no_compiled_class_is_abstract_by_abc() -> None:
     """The instances of such a class would get weak references from mypyc that outlive them."""
     paths = compiled_modules()
-    assert len(paths) > 100
+    assert len(paths) > 80
     abstract = [
         path.relative_to(ROOT).as_posix()
         for path in paths

@@ -21,7 +21,7 @@ from lorrery.worker import wire
 from lorrery.worker.build import spells_of
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.slow import Spells
+from lorrery.worker.device.steptime import Spells
 from lorrery.worker.engine_metrics import Engine
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, Plan, StepReport

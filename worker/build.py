@@ -19,20 +19,15 @@ from lorrery.worker.device.answers import Answers, Words
 from lorrery.worker.device.architecture import Model, precision
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.constant import StepConstants
-from lorrery.worker.device.deployment import Deployment, MoeBackend
-from lorrery.worker.device.engine import Engine
-from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.deployment import Deployment, Engine, MemoryUse, MoeBackend
 from lorrery.worker.device.fitted import Fitted
-from lorrery.worker.device.hardware import Gpu
+from lorrery.worker.device.hardware import CatalogueError, Gpu
 from lorrery.worker.device.lora import LoraKernels
-from lorrery.worker.device.memory import MemoryUse
+from lorrery.worker.device.lora_kernels import graph_slots
 from lorrery.worker.device.output import LengthModel, LlmMockLength, LognormalLength
-from lorrery.worker.device.pace import Pace, pace_of
 from lorrery.worker.device.profile import ProfileError, ProfileRow, read_profile
-from lorrery.worker.device.segmented_lora import graph_slots
-from lorrery.worker.device.slow import Spells
 from lorrery.worker.device.steps import EngineStep, StepLogError, read_steps
-from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
+from lorrery.worker.device.steptime import STEP_TIME_MODELS, Pace, Spells, StepTimeModel, pace_of
 from lorrery.worker.settings import OutputSettings
 
 _MARLIN_DTYPES = ("mxfp4", "int4")

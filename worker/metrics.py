@@ -18,11 +18,9 @@ from prometheus_client import CollectorRegistry
 from lorrery.service.faults.kinds import FREEZE_WORKER, SLOW_WORKER
 from lorrery.service.telemetry.series import Exporter, Series, table
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.batch import Batch
-from lorrery.worker.device.cost import PARTS, StepCost
+from lorrery.worker.device.batch import PARTS, Batch, PrefillWork, StepCost, StepOutcome
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.slow import Spells
-from lorrery.worker.device.work import PrefillWork, StepOutcome
+from lorrery.worker.device.steptime import Spells
 from lorrery.worker.engine_metrics import Engine
 
 _STEP_BUCKETS = (

@@ -19,11 +19,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from lorrery.service.faults.kinds import FREEZE_WORKER
-from lorrery.worker.device.batch import Batch
+from lorrery.worker.device.batch import Batch, PrefillWork, StepOutcome
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.rows import DeviceSequence
-from lorrery.worker.device.slow import NO_SPELLS, Spells
-from lorrery.worker.device.work import PrefillWork, StepOutcome
+from lorrery.worker.device.steptime import NO_SPELLS, Spells
 from lorrery.worker.metrics import StepAccounts, StepRecord, WorkerMetrics
 from lorrery.worker.timekeeping import Timer, open_timer
 

@@ -10,11 +10,10 @@ from lorrery.vocabulary import u32
 from lorrery.vocabulary.adapters import adapter_key
 from lorrery.vocabulary.units import from_wire, to_wire
 from lorrery.worker.device.answers import Answers
-from lorrery.worker.device.output import Sampling
-from lorrery.worker.device.pace import Pace
+from lorrery.worker.device.batch import PrefillWork
+from lorrery.worker.device.output import GREEDY, Sampler, Sampling
 from lorrery.worker.device.rows import DeviceSequence
-from lorrery.worker.device.sampler import GREEDY, Sampler
-from lorrery.worker.device.work import PrefillWork
+from lorrery.worker.device.steptime import Pace
 from lorrery.worker.pacer import Plan, StepReport
 
 

@@ -45,13 +45,10 @@ from lab.bench.loaded_replica import (
 from lab.bench.marks import or_dash
 from lab.bench.sim_scenarios import PROJECT
 from lab.bench.sim_speed import COMPILED
-from lorrery.scheduler.core.batching.table import BATCHINGS
-from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.combinations import why_excluded
-from lorrery.scheduler.core.memory.table import MEMORIES
+from lorrery.scheduler.core.build import build_replica, why_excluded
 from lorrery.scheduler.core.plan import Idle, Plan
-from lorrery.scheduler.core.policies import QUEUES
-from lorrery.scheduler.core.prefix_cache.content import of_runs
+from lorrery.scheduler.core.policies import BATCHINGS, MEMORIES, QUEUES
+from lorrery.scheduler.core.prefix_cache.base import of_runs
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.service.installed import core_is_compiled

@@ -25,7 +25,7 @@ import numpy as np
 from lorrery.scheduler.core.build import TABLES_PACKAGE, Devices
 from lorrery.scheduler.core.facts import Finished
 from lorrery.scheduler.core.plan import Plan, Ran
-from lorrery.scheduler.core.queues.profile import Profile
+from lorrery.scheduler.core.queues.pets import Profile
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence

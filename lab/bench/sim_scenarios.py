@@ -29,7 +29,7 @@ from lorrery.loadgen.workload.popularity import uniform_indices
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.loadgen.workload.traces import read_requests as read_trace
 from lorrery.scheduler.core.adapters.loads import LoadTime, Tier
-from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.protocols import Queue
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.validation.figures import VIDUR_REQUESTS, VIDUR_STEPS

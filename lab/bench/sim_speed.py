@@ -44,7 +44,7 @@ from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.interpreter import garbage_collected_seldom
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.pace import pace_of
+from lorrery.worker.device.steptime import pace_of
 
 BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB = 8.0, 1.5, 1.5, 600.0
 

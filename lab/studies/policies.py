@@ -21,7 +21,7 @@ from lorrery.loadgen.workload.traces import read_requests
 from lorrery.scheduler.core.adapters.loads import Tier
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.queues.profile import DeviceProfile
+from lorrery.scheduler.core.queues.pets import DeviceProfile
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter

@@ -4,8 +4,6 @@ All joins, advances and departures go through here, so that memory and cache nev
 `core.replica` and `core.planner` decide when they happen.
 """
 
-from collections.abc import Iterable
-
 from lorrery.scheduler.core.facts import Event, Finished, FirstToken, ended
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
@@ -14,50 +12,6 @@ from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.endings import FinishReason
-
-
-class FinishedSequences:
-    """State that a replica keeps of sequences that have ended.
-
-    Under static batching they keep their place until all have ended. A few end with a step that gave them no token.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[int, FinishReason] = {}
-        self._silent: set[int] = set()
-
-    def were_silent(self, handles: Iterable[int]) -> None:
-        """Note the sequences whose last step gave no token."""
-        self._silent.update(handles)
-
-    def hold(self, running: Running, sequence: Sequence, reason: FinishReason) -> None:
-        """Let a sequence that has ended keep its place in the batch."""
-        running.hold(sequence)
-        self._held[sequence.handle] = reason
-
-    def take(self, handle: int) -> FinishReason | None:
-        """Return, once, the finish reason of a held sequence; None: it was not held."""
-        return self._held.pop(handle, None)
-
-    def forget(self, handle: int) -> None:
-        """Forget a sequence that was cancelled."""
-        self._held.pop(handle, None)
-        self._silent.discard(handle)
-
-    def take_all(self, running: Running) -> dict[int, FinishReason]:
-        """Return, once, all held sequences with their finish reasons, if no other is left."""
-        if len(self._held) < running.num:
-            return {}
-        held, self._held = self._held, {}
-        return held
-
-    def finished(self, sequence: Sequence, reason: FinishReason, output_tokens: int, at_ps: int) -> Finished:
-        """Make the event of a finish after `output_tokens` in this batch; a silent last step counts, but gave none."""
-        output_tokens += sequence.produced_tokens
-        if sequence.handle in self._silent:
-            self._silent.discard(sequence.handle)
-            output_tokens -= 1
-        return ended(sequence, reason, output_tokens, at_ps)
 
 
 class Batch:
@@ -83,7 +37,8 @@ class Batch:
         self.anew: list[Sequence] = []
         self.aborted: dict[int, Sequence] = {}
         self.ended: dict[int, Sequence] = {}
-        self._finished = FinishedSequences()
+        self._held: dict[int, FinishReason] = {}  # of sequences that have ended, until all have (static batching)
+        self._silent: set[int] = set()  # of those that end with a step that gives them no token
 
     def output_tokens(self, sequence: Sequence) -> int:
         """Return the tokens that a sequence has produced in this batch, committed steps included."""
@@ -140,13 +95,22 @@ class Batch:
         self.remove(sequence, ahead)
         self.ended.pop(sequence.handle, None)
         self.aborted.pop(sequence.handle, None)
-        self._finished.forget(sequence.handle)
+        self._held.pop(sequence.handle, None)
+        self._silent.discard(sequence.handle)
 
     def finish(self, handle: int, reason: FinishReason, at_ps: int, events: list[Event], *, ahead: int = 0) -> None:
         """Remove a sequence that has ended; see `remove`."""
         sequence = self.running.get(handle)
         assert sequence is not None, f"the device ended sequence {handle}, which does not run"
-        events.append(self._finished.finished(sequence, reason, self.remove(sequence, ahead), at_ps))
+        events.append(self._ended(sequence, reason, self.remove(sequence, ahead), at_ps))
+
+    def _ended(self, sequence: Sequence, reason: FinishReason, output_tokens: int, at_ps: int) -> Finished:
+        """Make the event of a finish after `output_tokens` in this batch; a silent last step counts, but gave none."""
+        output_tokens += sequence.produced_tokens
+        if self._silent and sequence.handle in self._silent:
+            self._silent.discard(sequence.handle)
+            output_tokens -= 1
+        return ended(sequence, reason, output_tokens, at_ps)
 
     def end_late(self, handle: int, reason: FinishReason, at_ps: int, events: list[Event]) -> None:
         """Report the end of a sequence that stays until `drop_ended`; it grows no more if its length has ended it."""
@@ -154,7 +118,7 @@ class Batch:
         sequence = running.get(handle)
         assert sequence is not None, f"the device ended sequence {handle}, which does not run"
         output_tokens = self.output_tokens(sequence)
-        events.append(self._finished.finished(sequence, reason, output_tokens, at_ps))
+        events.append(self._ended(sequence, reason, output_tokens, at_ps))
         self.ended[handle] = sequence
         if output_tokens >= sequence.budget_tokens:
             self.stand_still(sequence)
@@ -188,9 +152,9 @@ class Batch:
         self.drop_ended()
         for sequence in (*running.prefilling.values(), *running, *running.held.values()):
             output_tokens = self.remove(sequence)
-            reason = self._finished.take(sequence.handle)
+            reason = self._held.pop(sequence.handle, None)
             if reason is not None:
-                ended.append(self._finished.finished(sequence, reason, output_tokens, at_ps))
+                ended.append(self._ended(sequence, reason, output_tokens, at_ps))
             else:
                 sequence.requeue(output_tokens, at_ps)
                 unfinished.append(sequence)
@@ -204,7 +168,7 @@ class Batch:
 
     def were_silent(self, handles: frozenset[int]) -> None:
         """Note which sequences end with a step that gave them no token."""
-        self._finished.were_silent(handles)
+        self._silent.update(handles)
 
     def advance_prefills(self, plan: Plan, ran: Ran, ended: dict[int, FinishReason], events: list[Event]) -> None:
         """Count computed prompt tokens; a sequence with its first token decodes from now on, or has ended."""
@@ -226,13 +190,13 @@ class Batch:
             self.running.join(sequence)
             self.memory.joined(sequence)
             if reason is not None:
-                self._finished.hold(self.running, sequence, reason)
+                self._hold(sequence, reason)
         else:
             self.running.leave(sequence)
             self.memory.left(sequence)
             if self.prefix_cache is not None:
                 self.prefix_cache.release(sequence, 1)
-            events.append(self._finished.finished(sequence, reason, 1, at_ps))
+            events.append(self._ended(sequence, reason, 1, at_ps))
 
     def note_first_token(self, sequence: Sequence, at_ps: int, events: list[Event]) -> None:
         """Note that a sequence has got a token, which may be its first."""
@@ -284,14 +248,19 @@ class Batch:
         for handle, reason in ended.items():
             sequence = self.running.get(handle)
             assert sequence is not None
-            self._finished.hold(self.running, sequence, reason)
+            self._hold(sequence, reason)
         return self.all_held()
+
+    def _hold(self, sequence: Sequence, reason: FinishReason) -> None:
+        self.running.hold(sequence)
+        self._held[sequence.handle] = reason
 
     def all_held(self) -> dict[int, FinishReason]:
         """Return the ended sequences that are held, if no other is left."""
-        ended = self._finished.take_all(self.running)
-        if ended:
-            self.leaves += self.running.held.values()
+        if not self._held or len(self._held) < self.running.num:
+            return {}
+        self.leaves += self.running.held.values()
+        ended, self._held = self._held, {}
         return ended
 
 

@@ -9,16 +9,16 @@ from lorrery.scheduler.core.adapters.slots import AdapterSlots
 from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked, StepPass
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batching.base import BatchContext
+from lorrery.scheduler.core.checked.base import PolicyErrors, SequenceError
 from lorrery.scheduler.core.facts import Admitted, Dropped, Event, Preempted
 from lorrery.scheduler.core.memory.base import Check
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.overlap import NOTHING, Overlap, Unseen
 from lorrery.scheduler.core.plan import Chunk, Plan
-from lorrery.scheduler.core.policy_errors import PolicyErrors, SequenceError
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
 from lorrery.scheduler.core.prefix_cache.scheduled_blocks import ScheduledBlockCache
-from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.protocols import Queue
 from lorrery.scheduler.core.sequence import Sequence
 
 
@@ -313,7 +313,8 @@ class ReplicaBatchContext(BatchContext):
             admission.note_overtakes()
         admitted = admission.admitted
         for sequence in admitted:
-            sequence.leave_load(at_ps)
+            if sequence.load_end is not None:
+                sequence.leave_load(at_ps)
             first = sequence.first_admitted_ps is None
             if first:
                 sequence.first_admitted_ps = at_ps

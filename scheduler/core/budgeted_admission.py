@@ -22,8 +22,7 @@ is `_get_new_batch_prefill_raw` of srt/managers/scheduler.py. The order of float
 
 from collections.abc import Collection
 
-from lorrery.scheduler.core.adapters.drain import AdapterDrain, key_of
-from lorrery.scheduler.core.adapters.slots import AdapterSlots
+from lorrery.scheduler.core.adapters.slots import AdapterDrain, AdapterSlots, key_of
 from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked
 from lorrery.scheduler.core.memory.base import Trial
 from lorrery.scheduler.core.memory.estimated import EstimatedMemory

@@ -1,4 +1,4 @@
-"""Builds a replica from its settings, by the rows of the policy tables."""
+"""Builds a replica from its settings, by the rows of the policy tables; and says which settings exclude each other."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -6,17 +6,25 @@ from typing import Any, Literal
 from lorrery.scheduler.core.adapters.loads import WELL, AdapterCosts, LoadFaults, LoadTime
 from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.adapters.slots import AdapterSlots
-from lorrery.scheduler.core.batching.table import BATCHINGS, way_of
-from lorrery.scheduler.core.memory.table import MEMORIES, PREFIX_CACHES
-from lorrery.scheduler.core.policies import NO_BOUND, QUEUES, batching_name, policy_of
+from lorrery.scheduler.core.planner import ReplicaOptions
+from lorrery.scheduler.core.policies import (
+    BATCHINGS,
+    MEMORIES,
+    NO_BOUND,
+    PREFIX_CACHES,
+    QUEUES,
+    batching_name,
+    batching_of,
+    limits_of,
+    policy_of,
+    way_of,
+)
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
-from lorrery.scheduler.core.protocols.batching import Batching
-from lorrery.scheduler.core.protocols.queue import Queue
-from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES
-from lorrery.scheduler.core.queues.profile import DeviceProfile
+from lorrery.scheduler.core.protocols import Batching, Queue
+from lorrery.scheduler.core.queues.pets import DeviceProfile
+from lorrery.scheduler.core.queues.waiting import MAX_OVERTAKES
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.replica_options import ReplicaOptions
-from lorrery.scheduler.core.replica_settings import ReplicaSettings
+from lorrery.scheduler.core.replica_settings import LIMITS, SET, ReplicaSettings, is_among
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.steptime import STEP_TIME_MODELS
@@ -132,3 +140,47 @@ class Devices:
         deployment = Deployment(known, self._catalogue.model(model), tensor_parallel, engine=engine)
         build = STEP_TIME_MODELS["roofline" if step_time in ("table", "fitted") else step_time]
         return DeviceProfile(build(deployment), deployment.gpu, deployment.model, tensor_parallel)
+
+
+def why_excluded(chosen: Mapping[str, object]) -> str | None:
+    """Return why these settings exclude each other, or None if they do not.
+
+    Args:
+        chosen: every setting that a row names; `batching` may be None if the policy decides it.
+    """
+    policy, batching = str(chosen["policy"]), chosen["batching"]
+    chosen = {**chosen, "batching": batching_of(policy, None if batching is None else str(batching))}
+    row = policy_of(policy)
+    for other in QUEUES.values():
+        for name, why in other.own_settings.items():
+            if name not in row.own_settings and is_among(chosen[name], {SET}):
+                return why
+    way = way_of(str(chosen["batching"]))
+    for exclusion in (*row.excludes, *way.excludes, *MEMORIES[str(chosen["memory"])].excludes):
+        if exclusion.applies(chosen):
+            return exclusion.why
+    return None
+
+
+def why_too_few_tokens(
+    policy: str, batching: str | None, family: str | None, max_req_total_len: int, limits: Mapping[str, object]
+) -> str | None:
+    """Return why a configured prompt limit that this choice uses is too low; None if it is not.
+
+    Args:
+        policy: its name; all arguments are values of the settings.
+        batching: way to batch.
+        family: limits family.
+        max_req_total_len: longest prompt plus output, in tokens.
+        limits: the prompt limits of all families by setting; None: not set, and derived.
+    """
+    if not way_of(batching_of(policy, batching)).prompt_bound:
+        return None
+    name = LIMITS[limits_of(policy, family)].prompt_limit
+    most = limits[name]
+    if not isinstance(most, int) or most >= max_req_total_len:
+        return None
+    return (
+        f"{name} ({most}) must be at least max_req_total_len ({max_req_total_len}): a resumed or preempted sequence is"
+        " prefilled in one step, unless batching = 'chunked'"
+    )

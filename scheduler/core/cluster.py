@@ -25,15 +25,14 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from lorrery.scheduler.core import refusals
-from lorrery.scheduler.core.acceptance import LETS_ALL_IN, ClusterRules, Door
-from lorrery.scheduler.core.backlog import Backlog
+from lorrery.scheduler.core.acceptance import NO_RULES, Backlog, ClusterRules, LengthCheck
 from lorrery.scheduler.core.cluster_facts import ClusterEvent, GaveBack, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.facts import Recalled, withdrawn
 from lorrery.scheduler.core.member import Member, Tally
 from lorrery.scheduler.core.placements.balance import Balance, Move
 from lorrery.scheduler.core.placements.forecast import OutputShare
+from lorrery.scheduler.core.placements.table import Placement
 from lorrery.scheduler.core.placing import SLICE, Placing
-from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.quotas import Quota, Quotas
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Adapter, Sequence, Withdrawal
@@ -64,7 +63,7 @@ class ClusterCore:
     def __init__(
         self,
         placement: Placement,
-        rules: ClusterRules = LETS_ALL_IN,
+        rules: ClusterRules = NO_RULES,
         adapters: Iterable[Adapter] = (),
         *,
         notes_figures: bool = False,
@@ -85,7 +84,7 @@ class ClusterCore:
         self._room = self._placing.room
         self._placed = Tally()
         self._balance = Balance()
-        self._door = Door(rules)
+        self._lengths = LengthCheck(rules)
         self._quotas = Quotas()
         self._backlog = Backlog(rules)
 
@@ -271,7 +270,7 @@ class ClusterCore:
         return self._placing.take_back(self._quotas.release(), at_ps)
 
     def _refuse(self, sequence: Sequence, resumed: bool, at_ps: int) -> Refusal | None:
-        refusal = refusals.draining() if self.draining else self._door.refuse(sequence, let_in_before=resumed)
+        refusal = refusals.draining() if self.draining else self._lengths.refuse(sequence, accepted_before=resumed)
         if refusal is None and self._max_waiting < NEVER and not resumed and self.num_open >= self._max_waiting:
             num_waiting = self.num_waiting
             if num_waiting >= self._max_waiting:
@@ -378,7 +377,7 @@ class ClusterCore:
 
     def _workers_changed(self) -> None:
         self._placing.set_ready([member for member in self.members.values() if not member.draining])
-        self._door.set_pools([member.pool_tokens for member in self.members.values()])
+        self._lengths.set_pools([member.pool_tokens for member in self.members.values()])
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 

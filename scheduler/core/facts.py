@@ -303,7 +303,7 @@ class Facts:
 
     def wants(self, *kinds: type) -> bool:
         """Return whether anybody wants facts of one of these types."""
-        return any(kind in self._handlers for kind in kinds)
+        return not self._handlers.keys().isdisjoint(kinds)
 
     def publish(self, facts: Iterable[object], at_ps: int, member: object = None) -> None:
         """Give facts to those who want them; see `Handler`."""

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
+from lorrery.scheduler.core.acceptance import Backlog
 from lorrery.scheduler.core.admission import CHECK_IT
-from lorrery.scheduler.core.backlog import Backlog
-from lorrery.scheduler.core.checked.base import original
+from lorrery.scheduler.core.checked.base import SequenceError, error_text, original
 from lorrery.scheduler.core.facts import (
     Admitted,
     Cancelled,
@@ -23,16 +23,15 @@ from lorrery.scheduler.core.facts import (
     Raised,
     Recalled,
 )
+from lorrery.scheduler.core.placements.candidate import ReplicaCandidate
 from lorrery.scheduler.core.placements.forecast import Forecast, OutputShare
-from lorrery.scheduler.core.placements.replica_candidate import ReplicaCandidate
 from lorrery.scheduler.core.placements.worker_table import WorkerTable
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
-from lorrery.scheduler.core.policy_errors import SequenceError, error_text
 from lorrery.scheduler.core.refusals import DropReason
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.units import NEVER
-from lorrery.worker.device.pace import Pace
+from lorrery.worker.device.steptime import Pace
 
 _ENDS = (Finished, Cancelled, Dropped, Failed)
 

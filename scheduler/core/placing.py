@@ -12,14 +12,13 @@ from typing import Final
 
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.acceptance import ClusterRules
+from lorrery.scheduler.core.checked.base import error_text
 from lorrery.scheduler.core.cluster_facts import ClusterEvent, Placed, Refused
 from lorrery.scheduler.core.member import Member, class_name
 from lorrery.scheduler.core.placements.base import Candidate
-from lorrery.scheduler.core.placements.candidate import Figures, WatchedCandidate
-from lorrery.scheduler.core.placements.replica_candidate import ReplicaCandidate
+from lorrery.scheduler.core.placements.candidate import Figures, ReplicaCandidate, WatchedCandidate
+from lorrery.scheduler.core.placements.table import Placement
 from lorrery.scheduler.core.placements.worker_table import FEW, WorkerTable
-from lorrery.scheduler.core.policy_errors import error_text
-from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.units import PS_PER_SECOND
 

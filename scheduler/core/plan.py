@@ -20,7 +20,7 @@ from lorrery.scheduler.core.facts import Event
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.endings import FinishReason
-from lorrery.worker.device.work import PrefillWork
+from lorrery.worker.device.batch import PrefillWork
 
 
 @mypyc_attr(acyclic=True)

@@ -6,6 +6,7 @@ boundary have already taken effect (`core.replica`).
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
 
 from lorrery.scheduler.core.adapters.loads import Ahead
@@ -13,16 +14,46 @@ from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import Step, decodes_on
-from lorrery.scheduler.core.checked.base import original
+from lorrery.scheduler.core.checked.base import PolicyErrors, original
+from lorrery.scheduler.core.facts import AdaptersKept, Event
 from lorrery.scheduler.core.inbox import Inbox
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.plan import Idle, Plan
-from lorrery.scheduler.core.policy_errors import PolicyErrors
-from lorrery.scheduler.core.protocols.batching import Batching
-from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.protocols import Batching, Queue
 from lorrery.scheduler.core.queues.base import goes_by_arrival, is_asked_every_step
-from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """Options of a replica that do not belong to its policy.
+
+    Attributes:
+        strict: S-LoRA's handling of a cancelled running request: one more step, then out.
+        takes_all: let a request that could never fit wait for ever, as vLLM does, instead of refusing it.
+        no_lora: serve every request from the base model and move no adapter (S-LoRA's `--no-lora`).
+        min_computed_tokens: prompt tokens that are computed even if the whole prompt is cached: 1, or 0 as in llm-mock.
+        max_overtakes: how many sequences may overtake one that waits for its adapter, if the queue allows it; None: any
+            number.
+        look_ahead: number of waiting sequences, first in queue order, whose adapters are loaded ahead.
+        async_scheduling: whether a step is decided while the one before it runs (vLLM, with `memory.on_demand`): events
+            during that step have effect one step later. A sequence that it ends keeps what it holds meanwhile, and
+            takes part once more unless its length is what ended it.
+        overlap: whether a step's result is known one decision late, see `core.overlap`.
+    """
+
+    strict: bool = False
+    takes_all: bool = False
+    no_lora: bool = False
+    min_computed_tokens: int = 1
+    max_overtakes: int | None = 0
+    look_ahead: int = 0
+    async_scheduling: bool = False
+    overlap: bool = False
+
+
+PLAIN = ReplicaOptions()
+"""The defaults."""
 
 
 class Planner:
@@ -66,6 +97,7 @@ class Planner:
         self._batching = batching
         self._adapters = adapters
         self._uses_adapters = not options.no_lora
+        self._evicts_unused = not (options.no_lora or adapters.options.keep_unused)
         self._inbox = inbox
         self._errors = errors
         self._one_step = is_asked_every_step(queue)
@@ -113,17 +145,17 @@ class Planner:
         running, adapters = self._running, self._adapters
         self._context.blocked = running.num >= self._max_sequences
         self.holds = False
-        max_steps = running.steps_to_length()
+        max_steps, next_ps = running.steps_to_length(), self._inbox.next_ps
         if max_steps > 1:
-            if self._batch.aborted or self._one_step or self._inbox.due(at_ps) or self._batch.ended:
+            is_due = next_ps is not None and next_ps <= at_ps
+            if self._batch.aborted or self._one_step or is_due or self._batch.ended:
                 max_steps = 1
             elif self._may_preempt:
                 max_steps = self._memory.steps_before_full(running, max_steps)
         plan = Plan(at_ps, max_steps, decode=True)
         if self._on_demand is not None:
             self._context.cover_next(plan)
-        plan.until_ps = self._inbox.next_ps
-        plan.until_ps = _earlier(plan.until_ps, adapters.next_event_ps)
+        plan.until_ps = next_ps if adapters.next_event_ps is None else _earlier(next_ps, adapters.next_event_ps)
         return plan
 
     def _load_ahead(self, at_ps: int) -> None:
@@ -195,6 +227,33 @@ class Planner:
         for sequence in joins:
             if sequence.adapter is not None and sequence.adapter.key not in adapters.gpu:
                 sequence.await_adapter(adapters.load_end(sequence.adapter), at_ps)
+
+    # --- what a departure brings about --------------------------------------------------------------------------------
+
+    def decodes_left(self, at_ps: int) -> list[Event]:
+        """Handle sequences that have left after decoding, by their end or a cancel.
+
+        S-LoRA evicts unused adapters then, and after a prefill only if the batch is empty; twice if the batch became
+        empty (`tests/golden/router_loop.jsonl`).
+        """
+        events: list[Event] = []
+        if self._evicts_unused:
+            events += self._keep_adapters(tuple(sorted(self._running.adapter_keys)), at_ps)
+        if not self._running.num:
+            events += self.emptied(at_ps)
+        return events
+
+    def emptied(self, at_ps: int) -> list[Event]:
+        """Handle the departure of the last sequence."""
+        try:
+            self._batching.emptied(at_ps)
+        except Exception as error:
+            self._errors.error = error
+        return self._keep_adapters((), at_ps) if self._evicts_unused else []
+
+    def _keep_adapters(self, adapter_keys: tuple[str, ...], at_ps: int) -> list[Event]:
+        self._adapters.keep_only(adapter_keys, at_ps)
+        return [AdaptersKept(adapter_keys)]
 
     def _next_event_ps(self, at_ps: int) -> int | None:
         next_ps = _earlier(self._inbox.next_ps, self._adapters.next_event_ps)

@@ -1,4 +1,4 @@
-"""Why a request ends without (further) tokens, and the message for its client.
+"""Limits on a request, and why one ends without (further) tokens, with the message for its client.
 
 The reasons are the scheduler's; a service maps them to status codes. A message says what is wrong, the limit, and what
 to do.
@@ -8,9 +8,56 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from lorrery.scheduler.core.limits import Limits
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.units import PS_PER_SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits on one request, all in tokens.
+
+    Attributes:
+        max_req_input_len: longest prompt.
+        max_req_total_len: longest prompt plus output.
+        max_total_token_num: the KV pool, which must hold the whole request and one token more.
+    """
+
+    max_req_input_len: int
+    max_req_total_len: int
+    max_total_token_num: int
+
+
+def check_lengths(prompt_tokens: int, max_new_tokens: int, limits: Limits) -> str | None:
+    """Return the violated limit of a request's lengths, or None if it is within every limit.
+
+    The limits are S-LoRA's, in its order and with its words (slora/server/httpserver/manager.py, `generate`); the first
+    violated one is reported:
+
+        prompt_tokens                           <= max_req_input_len
+        prompt_tokens + max_new_tokens          <= max_req_total_len
+        prompt_tokens + max_new_tokens + 1      <= max_total_token_num
+
+    The last one ignores the adapter's own 4 x rank pool tokens: a request may pass here and still never fit.
+
+    Args:
+        prompt_tokens: length of the tokenised prompt, its begin-of-sequence token included.
+        max_new_tokens: most tokens the request may produce.
+        limits: the limits to hold it against.
+    """
+    total_tokens = prompt_tokens + max_new_tokens
+    if prompt_tokens > limits.max_req_input_len:
+        return f"the input prompt token len {prompt_tokens} is too long > {limits.max_req_input_len}"
+    if total_tokens > limits.max_req_total_len:
+        return (
+            "the req token total len (input len + output len) is too long > "
+            f"max_req_total_len:{limits.max_req_total_len}"
+        )
+    if total_tokens + 1 > limits.max_total_token_num:
+        return (
+            "the req token total len + 1 (input len + output len + 1) is too long > "
+            f"max_total_token_num:{limits.max_total_token_num}"
+        )
+    return None
 
 
 class RefusalReason(Enum):

@@ -10,10 +10,11 @@ No clock here: every time comes in as an argument, in device picoseconds.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from lorrery.scheduler.core.adapters.offload import Offload
 from lorrery.scheduler.core.adapters.residency import Residency
+from lorrery.scheduler.core.admission import Headroom
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext, next_chunk
+from lorrery.scheduler.core.checked.base import PolicyErrors
 from lorrery.scheduler.core.checked.batching import CheckedBatching
 from lorrery.scheduler.core.checked.queue import CheckedBatch, CheckedQueue
 from lorrery.scheduler.core.facts import Cancelled, Dropped, Event, Failed, Finished, Raised, Recalled, withdrawn
@@ -21,16 +22,12 @@ from lorrery.scheduler.core.inbox import Inbox, LoadOnRequest, Recall, Retire
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.overlap import Overlap
-from lorrery.scheduler.core.placements.headroom import Headroom
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
-from lorrery.scheduler.core.planner import Planner
-from lorrery.scheduler.core.policy_errors import PolicyErrors
+from lorrery.scheduler.core.planner import PLAIN, Planner, ReplicaOptions
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, SharedBlocks
-from lorrery.scheduler.core.protocols.batching import Batching
-from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.protocols import Batching, Queue
 from lorrery.scheduler.core.queues.base import hears_of_steps
 from lorrery.scheduler.core.refusals import DropReason
-from lorrery.scheduler.core.replica_options import PLAIN, ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.endings import FinishReason
 
@@ -97,7 +94,6 @@ class Replica:
             async_scheduling=options.async_scheduling,
         )
         self._overlap = self._context.overlap = Overlap(self._batch) if options.overlap else None
-        self._offload = Offload(self.running, None if options.no_lora else self.adapters, batching, self._errors)
         self._planner = Planner(
             self._batch, self._context, queue, batching, self.adapters, self._inbox, options, self._errors
         )
@@ -253,7 +249,8 @@ class Replica:
         adapters, inbox, context = self.adapters, self._inbox, self._context
         if self._errors.error is not None:
             self._errors.raise_again()
-        adapters.advance(at_ps)
+        if adapters.next_event_ps is not None:
+            adapters.advance(at_ps)
         effective_ps = self._effective_ps(at_ps) if self.options.async_scheduling else at_ps
         while inbox.next_ps is not None and inbox.next_ps <= effective_ps:
             what = inbox.take()
@@ -331,7 +328,7 @@ class Replica:
             self._context.events.append(withdrawn(sequence, output_tokens))
             for held, reason in self._batch.all_held().items():
                 self._batch.finish(held, reason, at_ps, self._context.events)
-            self._context.events += self._offload.after_decode(at_ps)
+            self._context.events += self._planner.decodes_left(at_ps)
 
     def _apply_recall(self, recall: Recall, at_ps: int) -> None:
         if self.running.get(recall.handle) is None:
@@ -344,7 +341,7 @@ class Replica:
         """Apply the last step's result; its events come before those of the decision that did not know it."""
         events = overlap.settle(plan)
         if events and not self.running.num:
-            events += self._offload.emptied(at_ps)
+            events += self._planner.emptied(at_ps)
         self._context.events[:0] = events
 
     def output_tokens(self, sequence: Sequence) -> int:
@@ -397,9 +394,9 @@ class Replica:
                     batch.end_late(handle, reason, ran.end_ps, events)
                 else:
                     batch.finish(handle, reason, ran.end_ps, events)
-            events += self._offload.after_decode(ran.end_ps)
+            events += self._planner.decodes_left(ran.end_ps)
         elif ended and not running.num:
-            events += self._offload.emptied(ran.end_ps)
+            events += self._planner.emptied(ran.end_ps)
         return events
 
     def _before_output(self, plan: Plan, ran: Ran, goes_on: bool) -> Ran:
@@ -429,7 +426,7 @@ class Replica:
                 self.queue.decoded(self.running, num_steps)
             except Exception as error:
                 self._errors.error = error
-        self.running.advance(num_steps)
+        self.running.decode_step += num_steps
         if not self._planner.decodes_on:
             try:
                 self.batching.advanced(num_steps)
@@ -534,7 +531,7 @@ class Replica:
         unfinished.update((sequence.handle, sequence) for sequence in from_batch)
         self.adapters.clear(at_ps)
         self._context.admitted.clear()
-        self._offload.emptied(at_ps)
+        self._planner.emptied(at_ps)
         left, cancelled = self._inbox.give_back(unfinished)
         # Cancels that took effect with the last commit, and that no decision has reported.
         unreported = [event for event in self._context.events if isinstance(event, Cancelled | Finished)]

@@ -135,7 +135,7 @@ class Adapter:
 
 @mypyc_attr(acyclic=True)
 class Content:
-    """An input in the form that prefix caches compare, see `prefix_cache.content`.
+    """An input in the form that prefix caches compare, see `prefix_cache.base`.
 
     Attributes:
         data: the known input, unit by unit.
@@ -328,7 +328,7 @@ class Sequence:
         return max(0, (at_ps if end_ps is None else min(at_ps, end_ps)) - self.load_wait_ps)
 
     def phases(self, end_ps: int) -> Phases:
-        """Return how the time until `end_ps` divides into phases; see `core.phases`."""
+        """Return how the time until `end_ps` divides into phases; see `Phases`."""
         admitted_ps, first_token_ps = self.first_admitted_ps, self.first_token_ps
         waited_ps = self._load_waited_ps(end_ps)
         if admitted_ps is None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from lorrery.scheduler.core.adapters.log import AdapterLog
+from lorrery.scheduler.core.adapters.loads import AdapterLog
 from lorrery.scheduler.core.cluster_facts import Arrived, GaveBack, Joined, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.facts import (
     AdapterEvent,

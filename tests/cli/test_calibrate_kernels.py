@@ -17,7 +17,7 @@ from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.attention import Heads
 from lorrery.worker.device.basis import no_measurement
 from lorrery.worker.device.hardware import AllReduce, AttentionFit, GemmFit
-from lorrery.worker.device.single import SingleKernels
+from lorrery.worker.device.kernel_prediction import SingleKernels
 from tests.worker.device.known import CATALOGUE
 
 WIDE = {"COLUMNS": "200"}

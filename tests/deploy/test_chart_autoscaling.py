@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lorrery.scheduler.core.autoscaling.figures import METRICS
+from lorrery.scheduler.core.autoscaling import METRICS
 from lorrery.service.settings.cluster import changed
 from lorrery.service.telemetry.engine_series import vllm_series
 from tests.deploy.chart import (

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from lorrery.scheduler import requests as requests_module
 from lorrery.scheduler import streams
-from lorrery.scheduler.core.adapters.log import AdapterLog
+from lorrery.scheduler.core.adapters.loads import AdapterLog
 from lorrery.scheduler.core.cluster_facts import Arrived
 from lorrery.scheduler.core.facts import Facts
 from lorrery.scheduler.core.sequence import Adapter, Sequence

@@ -9,9 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lorrery.scheduler.core.checked.base import original
-from lorrery.scheduler.core.protocols.batching import Batching
-from lorrery.scheduler.core.protocols.placement import Placement
-from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.placements.table import Placement
+from lorrery.scheduler.core.protocols import Batching, Queue
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
@@ -230,8 +229,8 @@ def test_a_way_to_batch_and_a_placement_come_from_outside_too() -> None:
         [
             "scheduler.policy=fcfs",
             "scheduler.max_num_batched_tokens=4096",
-            "scheduler.batching=lorrery.scheduler.core.batching.mixed:Mixed",
-            "scheduler.placement=lorrery.scheduler.core.placements.power_of_two:PowerOfTwo",
+            "scheduler.batching=lorrery.scheduler.core.batching.whole_prompts:Mixed",
+            "scheduler.placement=lorrery.scheduler.core.placements.by_load:PowerOfTwo",
         ],
     )
     factory = ReplicaFactory(settings)

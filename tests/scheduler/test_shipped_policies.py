@@ -6,9 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lorrery.cli.simulate import app
-from lorrery.scheduler.core.batching.table import BATCHINGS
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.policies import QUEUES
+from lorrery.scheduler.core.policies import BATCHINGS, QUEUES
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "cluster.toml"
 NEEDS = {"cluster": "scheduler.batch_num_adapters=4"}

@@ -7,8 +7,8 @@ import pytest
 
 from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
-from lorrery.scheduler.core.batching.continuous import Continuous
-from lorrery.scheduler.core.protocols.batching import Batching
+from lorrery.scheduler.core.batching.whole_prompts import Continuous
+from lorrery.scheduler.core.protocols import Batching
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence

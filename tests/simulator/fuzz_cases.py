@@ -14,17 +14,14 @@ import numpy as np
 
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.acceptance import ClusterRules
-from lorrery.scheduler.core.batching.table import BATCHINGS
-from lorrery.scheduler.core.combinations import why_excluded
-from lorrery.scheduler.core.memory.table import MEMORIES
+from lorrery.scheduler.core.build import why_excluded
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.placements.worker_table import FEW
-from lorrery.scheduler.core.policies import QUEUES, batching_name
+from lorrery.scheduler.core.policies import BATCHINGS, MEMORIES, QUEUES, batching_name
 from lorrery.scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS
-from lorrery.scheduler.core.queues.profile import DeviceProfile
-from lorrery.scheduler.core.replica_settings import ReplicaSettings
+from lorrery.scheduler.core.queues.pets import DeviceProfile
+from lorrery.scheduler.core.replica_settings import ReplicaSettings, SglangRules
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.scheduler.core.sglang_rules import SglangRules
 from lorrery.service.faults.kinds import (
     FREEZE_WORKER,
     LOAD_FAILURE,

@@ -20,9 +20,8 @@ import numpy as np
 
 import lorrery
 from lorrery.loadgen.options import LoadOptions
-from lorrery.scheduler.core.memory.table import MEMORIES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.policies import QUEUES
+from lorrery.scheduler.core.policies import MEMORIES, QUEUES
 from lorrery.service.errors import SettingsError
 from lorrery.simulator.result import SimulationResult
 from tests.seeds import check_all

@@ -8,13 +8,13 @@ import pytest
 
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.placements.round_robin import RoundRobin
+from lorrery.scheduler.core.placements.by_load import RoundRobin
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
-from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.constant import LlmMock
 
 S = 10**12
 ADAPTERS = {f"a{n}": Adapter(f"a{n}", 8) for n in range(4)}

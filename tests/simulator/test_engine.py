@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.adapters.loads import Tier
 from lorrery.scheduler.core.admission import AdmissionPass
-from lorrery.scheduler.core.batching.table import BATCHINGS
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.checked.queue import CheckedQueue
 from lorrery.scheduler.core.placements.table import PLACEMENTS
+from lorrery.scheduler.core.policies import BATCHINGS
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica import Replica
@@ -27,7 +27,7 @@ from lorrery.simulator.engine import Simulation
 from lorrery.simulator.outcomes import STATUS
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.worker.device.batch import Batch, PrefillChunk
-from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.constant import LlmMock
 from lorrery.worker.device.profile import read_profile
 from lorrery.worker.device.roofline import Roofline
 from lorrery.worker.device.steptime import StepTimeModel

@@ -2,12 +2,10 @@
 
 import pytest
 
-from lorrery.scheduler.core.batching.table import BATCHINGS
-from lorrery.scheduler.core.memory import table as memories
-from lorrery.scheduler.core.memory.table import MEMORIES
+from lorrery.scheduler.core import policies
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.placements.worker_table import FEW
-from lorrery.scheduler.core.policies import QUEUES, batching_name, batching_of
+from lorrery.scheduler.core.policies import BATCHINGS, MEMORIES, QUEUES, batching_name, batching_of
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica import Replica
 from lorrery.service.installed import core_is_compiled
@@ -29,8 +27,8 @@ def test_a_cluster_with_runs_of_blocks_equals_one_with_a_node_for_each(monkeypat
     monkeypatch.setattr(fuzz, "_cache_told", _counts)  # by hash ids, nobody knows the tokens of blocks
     cases = [case for number in range(3_000, 3_070) if (case := draw_case(number)).replica.prefix_cache == "blocks"]
     by_runs = [fuzz.run_case(case, one_step=False) for case in cases]
-    monkeypatch.setattr(memories, "BlockCache", Oracle)
-    monkeypatch.setattr(memories, "ScheduledBlockCache", Pool)
+    monkeypatch.setattr(policies, "BlockCache", Oracle)
+    monkeypatch.setattr(policies, "ScheduledBlockCache", Pool)
     monkeypatch.setattr(fuzz, "ids_suffice", lambda *_: False)
     for case, ours in zip(cases, by_runs, strict=True):
         assert fuzz.run_case(case, one_step=False) == ours, case.title

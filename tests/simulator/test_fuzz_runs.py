@@ -3,9 +3,8 @@
 import pytest
 
 from lorrery.loadgen.options import LoadOptions
-from lorrery.scheduler.core.memory.table import MEMORIES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.policies import QUEUES
+from lorrery.scheduler.core.policies import MEMORIES, QUEUES
 from lorrery.service.errors import SettingsError
 from tests.simulator.fuzz_runs import BATCHINGS, ENGINES, check, draw_run, simulate
 

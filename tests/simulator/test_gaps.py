@@ -3,11 +3,11 @@
 import pytest
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.llm_mock import LlmMock
+from lorrery.scheduler.core.batching.whole_prompts import LlmMock
 from lorrery.scheduler.core.cluster_facts import GaveBack
 from lorrery.scheduler.core.facts import Facts
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
+from lorrery.scheduler.core.memory.base import UnlimitedMemory
 from lorrery.scheduler.core.plan import Chunk, Plan
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica import Replica

@@ -333,7 +333,7 @@ def test_a_policy_that_raises_where_nobody_waits_is_told(tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(str(tmp_path))
     given = {"scheduler.policy": "raises_once:Own"}
     requests = lorrery.Requests(at_seconds=[0.0, 1.0], prompt_tokens=[10, 10], output_tokens=[5, 5])
-    for at, told in ((10**9, []), (3, ["policy raises_once:Own under lorrery.scheduler.core.batching.continuous:"])):
+    for at, told in ((10**9, []), (3, ["policy raises_once:Own under lorrery.scheduler.core.batching.whole_prompts:"])):
         result = lorrery.simulate(None, requests, overrides={**given, "scheduler.policy_options.at": at}, workers=1)
         assert result.counts["num_completed"] == 2
         assert [warning[: len(what)] for warning, what in zip(result.warnings, told, strict=True)] == told

@@ -13,8 +13,8 @@ from lorrery.cli.plan import app
 from lorrery.service.errors import SettingsError
 from lorrery.service.settings.cluster import changed
 from lorrery.worker.build import device_of
+from lorrery.worker.device.deployment import kv_bytes_per_token
 from lorrery.worker.device.lora import place_bytes
-from lorrery.worker.device.memory import kv_bytes_per_token
 
 CLUSTER = {"model": "Llama-2-7B", "worker": {"gpu": "A10G"}}
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import lorrery
-from lorrery.scheduler.core.batching.table import BATCHINGS
 from lorrery.scheduler.core.facts import Handler
+from lorrery.scheduler.core.policies import BATCHINGS
 from lorrery.simulator.plan.plan import plan_registry
 from lorrery.simulator.plan.sizing import TURNS
 from lorrery.simulator.worker import StepSpan

@@ -9,7 +9,7 @@ import pytest
 
 from lorrery.loadgen.workload.request import Turn, WorkloadRequest
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.placements.prefix_match import PrefixMatch
+from lorrery.scheduler.core.placements.by_load import PrefixMatch
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter

@@ -19,7 +19,7 @@ from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator import interpreter
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import ITERATIONS_PER_CHECK, Simulation
-from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.constant import LlmMock
 
 
 class Starves(ListedQueue):

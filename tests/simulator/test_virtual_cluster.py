@@ -9,8 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import lorrery
-from lorrery.scheduler.core.autoscaling.figures import METRICS
-from lorrery.scheduler.core.autoscaling.rule import Autoscaler, Reading
+from lorrery.scheduler.core.autoscaling import METRICS, Autoscaler, Reading
 from lorrery.service.errors import SettingsError
 from lorrery.service.settings.cluster import changed
 from lorrery.simulator.virtual_cluster import RunIsOverError

@@ -3,8 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk
-from lorrery.worker.device.cost import PARTS
+from lorrery.worker.device.batch import PARTS, Batch, LoraWork, PrefillChunk
 from lorrery.worker.device.roofline import Roofline
 from lorrery.worker.metrics import WorkerMetrics
 from tests.worker.device.known import deployment

@@ -10,13 +10,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lorrery.vocabulary.endings import FinishReason
-from lorrery.worker.device.batch import Batch
+from lorrery.worker.device.batch import Batch, PrefillWork
+from lorrery.worker.device.constant import OVERHEAD_PS, LlmMock
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.llm_mock import OVERHEAD_PS, LlmMock
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.rows import DeviceSequence
-from lorrery.worker.device.slow import NO_SPELLS, Spells
-from lorrery.worker.device.work import PrefillWork
+from lorrery.worker.device.steptime import NO_SPELLS, Spells
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, Plan, StepReport
 

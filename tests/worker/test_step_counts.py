@@ -8,12 +8,12 @@ import pytest
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.metrics import new_registry
 from lorrery.vocabulary.endings import FinishReason
+from lorrery.worker.device.batch import PrefillWork
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.roofline import Roofline
 from lorrery.worker.device.rows import DeviceSequence
-from lorrery.worker.device.slow import NO_SPELLS, Spells
-from lorrery.worker.device.work import PrefillWork
+from lorrery.worker.device.steptime import NO_SPELLS, Spells
 from lorrery.worker.engine_metrics import Engine
 from lorrery.worker.metrics import COUNT_AFTER, StepAccounts, StepRecord, WorkerMetrics
 from lorrery.worker.pacer import StepReport

@@ -8,8 +8,8 @@ from lorrery.v1 import types_pb2
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker import wire
 from lorrery.worker.device.answers import Answers
+from lorrery.worker.device.batch import PrefillWork, StepOutcome
 from lorrery.worker.device.output import Ending, LognormalLength, sequence_seed
-from lorrery.worker.device.work import PrefillWork, StepOutcome
 from lorrery.worker.pacer import StepReport
 from tests.worker.fake_scheduler import from_u32, join, prefill_plan, u32
 

@@ -34,7 +34,7 @@ from typing import Final
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.architecture import Model, Precision, Shard
 from lorrery.worker.device.batch import Batch, PrefillChunk
-from lorrery.worker.device.engine import KERNELS_ONLY, Engine
+from lorrery.worker.device.deployment import KERNELS_ONLY, Engine
 from lorrery.worker.device.hardware import SIXTEEN, Gpu, KernelFit
 from lorrery.worker.device.kernels import TILE
 

@@ -12,9 +12,14 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lorrery.vocabulary.compiling import mypyc_attr
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.machine_ints import product
 from lorrery.vocabulary.units import NEVER
+from lorrery.worker.device.output import TokenIds
 
 
 @mypyc_attr(acyclic=True)
@@ -176,3 +181,84 @@ def steps_to_cover(base_ps: int, slope_ps: int, duration_ps: int, limit: int) ->
         steps -= 1
         total_ps -= base_ps + slope_ps * steps
     return steps
+
+
+PARTS = ("compute", "memory", "kernel", "attention", "all_reduce", "lora", "host", "whole")
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """One step's time in picoseconds by part, and its work.
+
+    Attributes:
+        compute: arithmetic of the linear layers and the head, as far as it takes the time, not memory.
+        memory: their memory traffic, likewise; elementwise kernels too.
+        kernel: constants per kernel of those.
+        attention: attention kernels.
+        all_reduce: sums over the GPUs of the replica.
+        lora: adapters.
+        host: the CPU.
+        whole: the whole step, for a model without parts.
+        flops: floating-point operations of one GPU, a multiplication and an addition as two.
+        num_bytes: memory traffic of one GPU: weights, activations of linear layers, KV cache, adapters.
+    """
+
+    compute: int = 0
+    memory: int = 0
+    kernel: int = 0
+    attention: int = 0
+    all_reduce: int = 0
+    lora: int = 0
+    host: int = 0
+    whole: int = 0
+    flops: float = 0.0
+    num_bytes: float = 0.0
+
+    def plus_up_to(self, last: "StepCost", num_steps: int) -> "StepCost":
+        """Return what steps cost together whose every part grows evenly from the first, this one, to the last."""
+        parts_ps = {part: (getattr(self, part) + getattr(last, part)) * num_steps // 2 for part in PARTS}
+        flops, num_bytes = (self.flops + last.flops) * num_steps / 2, (self.num_bytes + last.num_bytes) * num_steps / 2
+        return StepCost(**parts_ps, flops=flops, num_bytes=num_bytes)
+
+    @property
+    def total_ps(self) -> int:
+        """The step's duration."""
+        linear = self.compute + self.memory + self.kernel
+        return linear + self.attention + self.all_reduce + self.lora + self.host + self.whole
+
+
+@mypyc_attr(acyclic=True)
+@dataclass(slots=True, init=False)
+class PrefillWork(PrefillChunk):
+    """A prompt chunk, and its sequence's handle."""
+
+    handle: int
+
+    def __init__(self, handle: int, new_tokens: int, past_tokens: int, samples: bool) -> None:
+        self.handle = handle
+        self.new_tokens = new_tokens
+        self.past_tokens = past_tokens
+        self.samples = samples
+
+
+@mypyc_attr(acyclic=True)
+@dataclass(slots=True, init=False)
+class StepOutcome:
+    """The result of one step, in batch order (the order of joining).
+
+    Attributes:
+        handles: shape (num_tokens,), sequences that got a token.
+        token_ids: shape (num_tokens,), those tokens.
+        finished: (handle, reason) of the sequences that ended with this step; a few without a token.
+    """
+
+    handles: NDArray[np.uint32]
+    token_ids: TokenIds
+    finished: tuple[tuple[int, FinishReason], ...]
+
+    def __init__(
+        self, handles: NDArray[np.uint32], token_ids: TokenIds, finished: tuple[tuple[int, FinishReason], ...]
+    ) -> None:
+        self.handles = handles
+        self.token_ids = token_ids
+        self.finished = finished

@@ -32,9 +32,8 @@ import numpy as np
 
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.basis import Ground, grounds, slow_kernels
-from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk, StepCost
 from lorrery.worker.device.closed_loop import ClosedLoop, Pieces, PromptTurns, Seconds
-from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.lora import adapter_bytes
 from lorrery.worker.device.steptime import StepTimeModel

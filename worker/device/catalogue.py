@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from lorrery.vocabulary.files import repeated
 from lorrery.worker.device.architecture import Model
-from lorrery.worker.device.engine import Engine
+from lorrery.worker.device.deployment import Engine
 from lorrery.worker.device.entries import (
     Table,
     build_engine,
@@ -25,8 +25,7 @@ from lorrery.worker.device.entries import (
     names_in,
     shown,
 )
-from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import AllReduce, Gpu, KernelFit
+from lorrery.worker.device.hardware import AllReduce, CatalogueError, Gpu, KernelFit
 
 FORMAT = 1
 DEFAULT_FIT = "default"

@@ -1,10 +1,7 @@
-"""The decoding sequences of a batch, as sums, and in the order in which they end.
+"""The decoding sequences of a batch and the adapters that it uses, as sums, and the order in which sequences end."""
 
-A sequence stores its values at the start of its decoding (`rows.Row`); one counter of decode steps gives the current
-ones. With n sequences, s steps, and o_i cached tokens of each less the counter at its start, the cache holds
-sum(o_i) + n s. So a step of any batch changes one number.
-"""
-
+import bisect
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from lorrery.vocabulary.machine_ints import bisect_left, insort
@@ -12,14 +9,60 @@ from lorrery.worker.device.rows import Row
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
-from lorrery.worker.device.batch import Batch
-from lorrery.worker.device.known_ends import KnownEnds
+
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillWork
+from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.steptime import StepTimeModel
-from lorrery.worker.device.work import PrefillWork
+
+
+class KnownEnds:
+    """The next steps of a batch whose ends were computed one by one, as they have no closed form.
+
+    The steps follow one another without a decision between them.
+
+    Args:
+        ends_ps: end of each step, from the start of the first; at least one.
+    """
+
+    __slots__ = ("_ends_ps", "_num_done")
+
+    def __init__(self, ends_ps: list[int]) -> None:
+        self._ends_ps = ends_ps
+        self._num_done = 0
+
+    @property
+    def step_ps(self) -> int:
+        """Duration of the next step."""
+        return self.total_ps(1)
+
+    def total_ps(self, num_steps: int) -> int:
+        """Return the total duration of the next steps; they must have been computed."""
+        return self._ends_ps[self._num_done + num_steps - 1] - self._done_ps
+
+    def steps_to_cover(self, duration_ps: int, limit: int) -> int:
+        """Return the fewest of the next steps, from 1 to `limit`, that take at least this long."""
+        first = self._num_done
+        return min(
+            limit, bisect.bisect_left(self._ends_ps, self._done_ps + duration_ps, first, first + limit) - first + 1
+        )
+
+    @property
+    def _done_ps(self) -> int:
+        return self._ends_ps[self._num_done - 1] if self._num_done else 0
+
+    def advance(self, num_steps: int) -> bool:
+        """Move past steps; return whether a further one was computed."""
+        self._num_done += num_steps
+        assert self._num_done <= len(self._ends_ps), "no more steps than are known"
+        return self._num_done < len(self._ends_ps)
 
 
 class Decoding:
-    """See the module.
+    """The decoding sequences, as sums, and in the order in which they end.
+
+    A sequence stores its values at the start of its decoding (`rows.Row`); one counter of decode steps gives the
+    current ones. With n sequences, s steps, and o_i cached tokens of each less the counter at its start, the cache
+    holds sum(o_i) + n s. So a step of any batch changes one number.
 
     Attributes:
         num: number of decoding sequences.
@@ -147,3 +190,94 @@ def chunk_run(
         if duration_ps is not None and end_ps >= duration_ps:
             break
     return ChunkRun(ends_ps, work), step, end_ps
+
+
+class DecodingAdapters:
+    """The adapters of the decoding sequences.
+
+    Sequences of one adapter key have one rank: a key names an adapter in one version. Cost: O(1) per sequence that
+    joins or leaves, O(distinct ranks) for the sums.
+    """
+
+    def __init__(self) -> None:
+        self._users: dict[str, int] = {}  # adapter -> sequences
+        self._ranks: dict[int, int] = {}  # rank -> adapters
+        self._rank_sum = self._num_users = self._rank_users = 0
+        self._work: LoraWork | None = NO_LORA
+
+    def add(self, sequence: DeviceSequence) -> None:
+        """Count a sequence that begins to decode."""
+        if not sequence.adapter_key:
+            return
+        rank, users = sequence.adapter_rank, self._users.get(sequence.adapter_key, 0)
+        self._users[sequence.adapter_key] = users + 1
+        if not users:
+            self._rank_sum += rank
+            self._ranks[rank] = self._ranks.get(rank, 0) + 1
+        self._num_users += 1
+        self._rank_users += rank
+        self._work = None
+
+    def remove(self, sequence: DeviceSequence) -> None:
+        """Remove a sequence that was counted."""
+        if not sequence.adapter_key:
+            return
+        rank, users = sequence.adapter_rank, self._users[sequence.adapter_key]
+        if users > 1:
+            self._users[sequence.adapter_key] = users - 1
+        else:
+            del self._users[sequence.adapter_key]
+            self._rank_sum -= rank
+            self._ranks[rank] -= 1
+            if not self._ranks[rank]:
+                del self._ranks[rank]
+        self._num_users -= 1
+        self._rank_users -= rank
+        self._work = None
+
+    @property
+    def work(self) -> LoraWork:
+        """The adapters' work in a step of decodes alone."""
+        if self._work is None:
+            self._work = self._sums(len(self._users), self._rank_sum, 0, self._num_users, self._rank_users)
+        return self._work
+
+    def work_with(self, prefills: Iterable[tuple[DeviceSequence, int]], *, decode: bool) -> LoraWork:
+        """Return the adapters' work in a step that also computes prompt chunks.
+
+        Args:
+            prefills: (sequence, its new tokens) of each chunk.
+            decode: whether the decoding sequences take part.
+        """
+        there = self._users if decode else {}
+        newcomers: dict[str, int] = {}  # adapter -> rank, for adapters of no decoding sequence
+        num_tokens = rank_tokens = 0
+        for sequence, new_tokens in prefills:
+            if sequence.adapter_key:
+                num_tokens += new_tokens
+                rank_tokens += sequence.adapter_rank * new_tokens
+                if sequence.adapter_key not in there:
+                    newcomers[sequence.adapter_key] = sequence.adapter_rank
+        if not newcomers and not there:
+            return NO_LORA
+        rank_sum = max_rank = 0
+        for rank in newcomers.values():
+            rank_sum += rank
+            max_rank = max(max_rank, rank)
+        if not decode:
+            return LoraWork(len(newcomers), rank_sum, max_rank, num_tokens, rank_tokens)
+        return self._sums(
+            len(self._users) + len(newcomers),
+            self._rank_sum + rank_sum,
+            max_rank,
+            self._num_users + num_tokens,
+            self._rank_users + rank_tokens,
+        )
+
+    def _sums(self, num_adapters: int, rank_sum: int, max_rank: int, num_tokens: int, rank_tokens: int) -> LoraWork:
+        if not num_adapters:
+            return NO_LORA
+        for rank in self._ranks:
+            if rank > max_rank:
+                max_rank = rank
+        return LoraWork(num_adapters, rank_sum, max_rank, num_tokens, rank_tokens)

@@ -5,8 +5,7 @@ from dataclasses import MISSING, fields
 from typing import Any, TypeVar, get_args
 
 from lorrery.worker.device.architecture import WEIGHT_DTYPES, Model
-from lorrery.worker.device.engine import Engine
-from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.deployment import Engine
 from lorrery.worker.device.hardware import (
     KV_TYPES,
     MOE_TYPES,
@@ -15,6 +14,7 @@ from lorrery.worker.device.hardware import (
     AllReduce,
     AttentionFit,
     Basis,
+    CatalogueError,
     GemmFit,
     Gpu,
     KernelFit,

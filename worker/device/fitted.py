@@ -24,10 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lorrery.vocabulary.units import picoseconds
-from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
-from lorrery.worker.device.cost import StepCost
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment, StepCost
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.hardware import CatalogueError
 from lorrery.worker.device.lora import LoraCost
 from lorrery.worker.device.steps import MOST_COUNTED
 

@@ -17,15 +17,11 @@ from numpy.typing import NDArray
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.machine_ints import product
 from lorrery.vocabulary.units import NEVER
-from lorrery.worker.device.adapters import DecodingAdapters
-from lorrery.worker.device.batch import Batch, steps_to_cover
-from lorrery.worker.device.cost import StepCost
-from lorrery.worker.device.decoding import ChunkRun, Decoding, chunk_run
-from lorrery.worker.device.known_ends import KnownEnds
+from lorrery.worker.device.batch import Batch, PrefillWork, StepCost, StepOutcome, steps_to_cover
+from lorrery.worker.device.decoding import ChunkRun, Decoding, DecodingAdapters, KnownEnds, chunk_run
 from lorrery.worker.device.output import TokenIds
 from lorrery.worker.device.rows import DecodeRows, DeviceSequence, Row, tokens_of_step
 from lorrery.worker.device.steptime import StepTimeModel
-from lorrery.worker.device.work import PrefillWork, StepOutcome
 
 MOST_UNEVEN_STEPS: Final = 32
 """Most steps without a closed form in one run: they are computed ahead, and in vain if something interrupts them."""
@@ -446,4 +442,4 @@ def _order(row: Row) -> int:
 
 
 def _ends(rows: list[Row]) -> tuple[tuple[int, FinishReason], ...]:
-    return tuple((row.sequence.handle, row.sequence.ending.reason) for row in rows)
+    return tuple([(row.sequence.handle, row.sequence.ending.reason) for row in rows])

@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
+
+class CatalogueError(ValueError):
+    """An unknown GPU, model or engine, or a combination that does not work; the message says what would."""
+
+
 Basis = Literal["measured", "fitted", "assumed"]
 """Basis of a figure: measured directly, fitted to measurements, or neither."""
 SIXTEEN = "bf16"

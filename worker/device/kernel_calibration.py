@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from lorrery.worker.device.basis import no_measurement
-from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import AttentionFit, GemmFit, Gpu, LoraFit, MoeFit, SegmentedLoraFit
+from lorrery.worker.device.calibration import Floats, least_squares, slopes
+from lorrery.worker.device.hardware import AttentionFit, CatalogueError, GemmFit, Gpu, LoraFit, MoeFit, SegmentedLoraFit
 from lorrery.worker.device.kernel_prediction import OneGpu, is_library, kv_type, weight_type, why_not
 from lorrery.worker.device.kernel_rows import (
     AllReduceShape,
@@ -28,7 +28,6 @@ from lorrery.worker.device.kernel_rows import (
     MoeShape,
     SegmentedLoraShape,
 )
-from lorrery.worker.device.least_squares import Floats, least_squares, slopes
 
 LORA: Mapping[str, str] = {"lora": "grouped_lora", "lora_segmented": "segmented_lora"}
 """The parts of adapters' kernels, which are of one type -> the fit's property with their constants."""

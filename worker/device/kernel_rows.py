@@ -26,7 +26,7 @@ from math import ceil, isfinite
 from zlib import crc32
 
 from lorrery.vocabulary.files import repeated
-from lorrery.worker.device.segmented_lora import SEGMENT_TOKENS
+from lorrery.worker.device.lora_kernels import SEGMENT_TOKENS
 
 __all__ = [
     "COUNTS",

@@ -24,7 +24,7 @@ from math import sqrt
 from typing import Final, Protocol
 
 from lorrery.worker.device.architecture import Model, Precision, Shard
-from lorrery.worker.device.engine import Engine
+from lorrery.worker.device.deployment import Engine
 from lorrery.worker.device.hardware import SIXTEEN, AllReduce, Gpu, KernelFit
 
 TILE: Final = 64

@@ -39,8 +39,7 @@ from statistics import NormalDist
 
 from lorrery.worker.device.architecture import Model, held_experts, precision
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import MARLIN, SIXTEEN, Gpu, MoeFit
+from lorrery.worker.device.hardware import MARLIN, SIXTEEN, CatalogueError, Gpu, MoeFit
 from lorrery.worker.device.kernels import KernelTimes, compute_type
 
 LARGEST_SHARE = 0.8

@@ -16,12 +16,10 @@ from functools import lru_cache
 
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.worker.device.architecture import check_split
-from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
-from lorrery.worker.device.cost import StepCost
-from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment, StepCost
+from lorrery.worker.device.deployment import Deployment, kv_bytes_per_token
 from lorrery.worker.device.kernels import compute_type
 from lorrery.worker.device.lora import LoraCost
-from lorrery.worker.device.memory import kv_bytes_per_token
 
 
 class NaiveRoofline:

@@ -6,7 +6,7 @@ worker, the batch and the number of resumptions make no difference to a token.
 
 An output may also be *given*: it is the prompt in echo mode, and what a request asks for word for word, in any mode. It
 is given once, or repeated where end-of-sequence is ignored, and the model adds no EOS token. In logits mode words are
-drawn by the sampling parameters (`logits`).
+drawn by the sampling parameters (`answers`).
 
 Vocabulary: 0 unknown, 1 beginning of sequence, 2 end of sequence (S-LoRA's `eos_id`), then NUM_WORDS words.
 """
@@ -24,7 +24,55 @@ from numpy.typing import NDArray
 from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.outputs import START, STEP, StopAutomaton, hash64
-from lorrery.worker.device.sampler import GREEDY, Sampled, Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """A request's sampling parameters, as S-LoRA normalises them.
+
+    Attributes:
+        top_k: number of likeliest words to draw from; 0: all.
+    """
+
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @classmethod
+    def of(cls, **said: float) -> "Sampler":
+        """Convert the wire's values, where 0 for temperature or top_p means not set, and so 1."""
+        return cls(
+            said["presence_penalty"],
+            said["frequency_penalty"],
+            said["temperature"] or 1.0,
+            said["top_p"] or 1.0,
+            int(said["top_k"]),
+        )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest word is always taken."""
+        return self.top_k == 1
+
+
+GREEDY = Sampler(top_k=1)
+
+
+class Sampled(Protocol):
+    """The words of one sequence in logits mode.
+
+    Attributes:
+        length_seed: seed for the length model.
+    """
+
+    length_seed: int
+
+    def tokens(self, first: int, last: int) -> NDArray[np.uint32]:
+        """Return the words at output positions `first` to `last - 1`."""
+        ...
+
 
 UNKNOWN_TOKEN_ID, BOS_TOKEN_ID, EOS_TOKEN_ID, FIRST_WORD_ID = 0, 1, 2, 3
 NUM_WORDS = 1905

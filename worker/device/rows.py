@@ -8,17 +8,17 @@ from numpy.typing import NDArray
 
 from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.endings import FinishReason
+from lorrery.worker.device.batch import PrefillWork
 from lorrery.worker.device.output import (
     EOS_TOKEN_ID,
     TOKEN_STATE_STEP,
     Ending,
+    Sampled,
     TokenIds,
     finish_token_ids,
     token_state,
     tokens_between,
 )
-from lorrery.worker.device.sampler import Sampled
-from lorrery.worker.device.work import PrefillWork
 
 BLOCK_STEPS, BLOCK_TOKENS = 8, 256
 """Tokens are made for this many steps at once, or for more until they are this many: numpy's cost per call equals that

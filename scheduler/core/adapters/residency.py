@@ -35,6 +35,7 @@ from typing import Final
 from lorrery.scheduler.core.adapters.loads import (
     DEFAULT,
     WELL,
+    AdapterLog,
     AdapterOptions,
     Ahead,
     Load,
@@ -43,8 +44,7 @@ from lorrery.scheduler.core.adapters.loads import (
     LoadTime,
     Tier,
 )
-from lorrery.scheduler.core.adapters.log import AdapterLog
-from lorrery.scheduler.core.adapters.use import AdapterUse
+from lorrery.scheduler.core.running import AdapterUse
 from lorrery.scheduler.core.sequence import Adapter, LoadEnd, Sequence
 
 _NOBODY: frozenset[str] = frozenset()

@@ -1,1 +1,1 @@
-"""Ways to batch: what the next step does. One file each; `scheduler.core.batching.table` names them."""
+"""Ways to batch: what the next step does; small ones share a file by kind. `scheduler.core.policies` names them."""

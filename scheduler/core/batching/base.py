@@ -170,6 +170,20 @@ class BatchContext:
         raise NotImplementedError
 
 
+class Stateless:
+    """All of a way to batch except `limits` and `choose`, for one whose choice depends on the replica alone."""
+
+    def advanced(self, num_decode_steps: int) -> None:
+        """Nothing depends on the number of steps done."""
+
+    def emptied(self, at_ps: int) -> None:
+        """Nothing depends on how long the batch has been empty."""
+
+    def arrivals_matter(self, context: BatchContext) -> bool:
+        """Return whether an arrival may matter before the last choice has run out."""
+        return context.arrivals_matter()
+
+
 def decodes_on(batching: object) -> bool:
     """Return whether a way to batch declares, by a true `decodes_on`, what it does while no sequence could enter.
 

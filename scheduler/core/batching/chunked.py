@@ -1,22 +1,23 @@
-"""Chunked prefill: decode first, then as much of the prompts as the step's token budget leaves.
+"""Ways to batch that split prompts over steps of a token budget: beside the decodes, or before them.
 
-Sarathi-Serve (OSDI 2024), DeepSpeed-FastGen's SplitFuse (2024), vLLM's `enable_chunked_prefill`. Every decoding
-sequence gets its token in every step; a long prompt is computed over several steps and never stalls another sequence
-for longer than one step of `max_num_batched_tokens`. The oldest prompt in prefill comes first; new ones enter only if
-budget is left.
+The oldest prompt in prefill comes first; new ones enter only if budget is left.
 """
 
 from dataclasses import replace
 from typing import ClassVar
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
+from lorrery.scheduler.core.batching.base import BatchContext, Stateless, Step, Wait
 from lorrery.scheduler.core.plan import Chunk
 from lorrery.scheduler.core.sequence import Sequence
 
 
-class Chunked:
-    """Split prompts over steps.
+class Chunked(Stateless):
+    """Chunked prefill: decode first, then as much of the prompts as the step's token budget leaves.
+
+    Sarathi-Serve (OSDI 2024), DeepSpeed-FastGen's SplitFuse (2024), vLLM's `enable_chunked_prefill`. Every decoding
+    sequence gets its token in every step; a long prompt is computed over several steps and never stalls another
+    sequence for longer than one step of `max_num_batched_tokens`.
 
     Args:
         limits: `max_prompt_tokens` is the token budget of a step; it must exceed `max_sequences`, so that decoding
@@ -41,16 +42,6 @@ class Chunked:
         if not running.num_decoding:
             return Wait()
         return Step(decode=True, max_steps=context.steps_blocked(running.steps_to_length()))
-
-    def advanced(self, num_decode_steps: int) -> None:
-        """Nothing depends on the number of steps done."""
-
-    def emptied(self, at_ps: int) -> None:
-        """Nothing depends on how long the batch has been empty."""
-
-    def arrivals_matter(self, context: BatchContext) -> bool:
-        """Return whether an arrival may matter before the last choice has run out."""
-        return context.arrivals_matter()
 
 
 def chunks_within(context: BatchContext, limits: BatchLimits, at_ps: int, budget: int) -> list[Chunk]:
@@ -83,3 +74,31 @@ def add_chunk(chunks: list[Chunk], sequence: Sequence, budget: int) -> int:
     if new_tokens > 0 or not left:
         chunks.append(Chunk(sequence, new_tokens, sequence.computed_tokens, samples=new_tokens == left))
     return budget - new_tokens
+
+
+class PrefillFirst(Stateless):
+    """Prefill first, in chunks: SGLang's way to batch (sgl-project/sglang, srt/managers/scheduler.py).
+
+    While prompts are in prefill or may enter, a step computes prompts alone, as many as its token budget holds
+    (`chunked_prefill_size`); the last one is cut where the budget ends and continues first in the next step. Decode
+    steps run only when no sequence may enter. So a wave of prompts stalls all decoding sequences until all of it is
+    computed. `Continuous` is the same with whole prompts.
+
+    Args:
+        limits: `max_prompt_tokens` is the token budget of a step with prompts.
+    """
+
+    decodes_on: ClassVar[bool] = True
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self.limits = replace(limits, partial=True)
+
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
+        """Decide at a boundary."""
+        running = context.running
+        chunks = chunks_within(context, self.limits, at_ps, self.limits.max_prompt_tokens)
+        if chunks:
+            return Step(chunks, chunk_steps=steps_alike(chunks))
+        if not running.num_decoding:
+            return Wait()
+        return Step(decode=True, max_steps=context.steps_blocked(running.steps_to_length()))

@@ -17,17 +17,17 @@ sgl-project/sglang (0.5.23), srt/managers/scheduler.py (`get_next_batch_to_run`,
 from dataclasses import replace
 from typing import Final
 
-from lorrery.scheduler.core.adapters.drain import AdapterDrain
+from lorrery.scheduler.core.adapters.slots import AdapterDrain
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
 from lorrery.scheduler.core.budgeted_admission import BudgetedPass
 from lorrery.scheduler.core.memory.estimated import EstimatedMemory
 from lorrery.scheduler.core.plan import Chunk
-from lorrery.scheduler.core.queues.rejoining import Rejoining
+from lorrery.scheduler.core.queues.sglang import Rejoining
+from lorrery.scheduler.core.replica_settings import DEFAULT, SglangRules
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.core.sglang_rules import DEFAULT, SglangRules
 from lorrery.vocabulary.compiling import mypyc_attr
 
 IDLE_PASS_PS: Final = 50_000_000

@@ -17,14 +17,14 @@ from dataclasses import replace
 from typing import ClassVar
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
+from lorrery.scheduler.core.batching.base import BatchContext, Stateless, Step, Wait
 from lorrery.scheduler.core.batching.chunked import steps_alike
 from lorrery.scheduler.core.plan import Chunk
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
 
-class Vllm:
+class Vllm(Stateless):
     """vLLM's step.
 
     Args:
@@ -139,12 +139,6 @@ class Vllm:
             if one.handle in tokens and one.handle in running.prefilling
         ]
         return [chunk for chunk in chunks if chunk is not None]
-
-    def advanced(self, num_decode_steps: int) -> None:
-        """Nothing depends on the number of steps done."""
-
-    def emptied(self, at_ps: int) -> None:
-        """Nothing depends on how long the batch has been empty."""
 
     def arrivals_matter(self, context: BatchContext) -> bool:
         """Return whether an arrival may matter before the last choice has run out."""

@@ -5,7 +5,7 @@ from typing import Any, Final
 from lorrery.scheduler.core.admission import CHECK_IT, BatchLimits
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
 from lorrery.scheduler.core.checked.base import Checked, Waits, a
-from lorrery.scheduler.core.protocols.batching import Batching
+from lorrery.scheduler.core.protocols import Batching
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from lorrery.scheduler.core.checked.base import Checked, a
 from lorrery.scheduler.core.placements.base import Choice
 from lorrery.scheduler.core.placements.candidate import Candidate
-from lorrery.scheduler.core.protocols.placement import Placement
+from lorrery.scheduler.core.placements.table import Placement
 from lorrery.scheduler.core.sequence import Sequence
 
 CHECK_IT = "check it: `lorrery validate policy --part placement`"

@@ -8,18 +8,16 @@ takes back before then is not found; `lorrery validate policy` compares at each 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from operator import attrgetter
 from typing import Any, Final
 
 from lorrery.scheduler.core.admission import BOTH_ANSWERS, CHECK_IT, STILL_DROPPED, AdmissionPass
 from lorrery.scheduler.core.batch import Batch
-from lorrery.scheduler.core.checked.base import Checked, Waits, a
+from lorrery.scheduler.core.checked.base import Checked, PolicyErrors, Waits, a
 from lorrery.scheduler.core.facts import Event
 from lorrery.scheduler.core.memory.base import Memory
-from lorrery.scheduler.core.policy_errors import PolicyErrors
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
-from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.protocols import Queue
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
@@ -47,6 +45,7 @@ FIELDS: Final = (
 """Fields of a request that do not change while it waits, nor while it decodes."""
 
 _values_of: Final = attrgetter(*FIELDS)
+_lasting_of: Final = attrgetter(*_LASTING)
 _NUM_LASTING: Final = len(_LASTING)
 _CACHED: Final = FIELDS.index("cached_tokens")
 
@@ -57,14 +56,14 @@ class _AsGiven:
 
     __slots__ = ("sequence", "values")
 
-    def __init__(self, sequence: Sequence, num_fields: int = len(FIELDS)) -> None:
+    def __init__(self, sequence: Sequence, values: tuple[object, ...]) -> None:
         self.sequence = sequence
-        self.values: tuple[object, ...] = _values_of(sequence)[:num_fields]
+        self.values = values
 
     def is_unchanged(self) -> bool:
         """Return whether the sequence is as it was."""
-        now: tuple[object, ...] = _values_of(self.sequence)
-        return now[: len(self.values)] == self.values
+        now: tuple[object, ...] = (_values_of if len(self.values) > _NUM_LASTING else _lasting_of)(self.sequence)
+        return now == self.values
 
     def differences(self) -> list[str]:
         """Return the names of the changed fields; `==` of a value of another type is not called."""
@@ -109,22 +108,22 @@ class CheckedQueue(Checked):
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._queue)
 
-    def append(self, sequence: Sequence, at_ps: int) -> None:
-        """Add a sequence; note it before the plug-in gets it."""
-        self._take_in(sequence, self._queue.append, at_ps)
-
-    def put_first(self, sequence: Sequence, at_ps: int) -> None:
-        """Add a preempted sequence, ahead of all if the plug-in can do so."""
-        self._take_in(sequence, getattr(self._queue, "put_first", self._queue.append), at_ps)
-
-    def _take_in(self, sequence: Sequence, append: Callable[[Sequence, int], None], at_ps: int) -> None:
-        handle = sequence.handle
-        self._waiting[handle] = _AsGiven(sequence)
+    def append(self, sequence: Sequence, at_ps: int, *, first: bool = False) -> None:
+        """Add a sequence, with `first` ahead of all if the plug-in can do so; note it before the plug-in gets it."""
+        queue, handle = self._queue, sequence.handle
+        self._waiting[handle] = _AsGiven(sequence, _values_of(sequence))
         try:
-            append(sequence, at_ps)
+            if first and hasattr(queue, "put_first"):
+                queue.put_first(sequence, at_ps)
+            else:
+                queue.append(sequence, at_ps)
         except Exception:
             self._forget(handle)
             raise
+
+    def put_first(self, sequence: Sequence, at_ps: int) -> None:
+        """Add a preempted sequence, ahead of all if the plug-in can do so."""
+        self.append(sequence, at_ps, first=True)
 
     def cancel(self, handle: int) -> Sequence | None:
         """Return a cancelled sequence; None: it does not wait, or the plug-in has dropped it but keeps it.
@@ -169,8 +168,10 @@ class CheckedQueue(Checked):
                 raise TypeError(
                     f"`admit` answered {a(dropped)}; it must be a list, [] if no request is dropped; {CHECK_IT}"
                 )
-            self._check_admitted(admission.admitted, at_ps)
-            ended = self._take_out(dropped)
+            admitted = admission.admitted
+            if admitted:
+                self._check_admitted(admitted, at_ps)
+            ended = self._take_out(dropped) if dropped else []
         except Exception as error:
             changed = self._put_back()
             for sequence in pinned:
@@ -178,10 +179,11 @@ class CheckedQueue(Checked):
             if changed:
                 raise ValueError(_changed_fields(changed)) from error  # which most likely caused this error
             raise
-        for sequence in admission.admitted:
-            del self._waiting[sequence.handle]
-            self.admitted[sequence] = _AsGiven(sequence, _NUM_LASTING)
-        if admission.admitted or ended:
+        for sequence in admitted:
+            given = self._waiting.pop(sequence.handle)
+            given.values = given.values[:_NUM_LASTING]
+            self.admitted[sequence] = given
+        if admitted or ended:
             self._waits.end()
         self._has_passed_over = bool(admission.passed_over)
         return ended
@@ -350,7 +352,7 @@ class CheckedBatch(Batch):
     def step_aside(self, sequence: Sequence) -> None:
         """Turn a sequence's output into input; see `Batch.step_aside`."""
         super().step_aside(sequence)
-        self._given[sequence] = _AsGiven(sequence, _NUM_LASTING)
+        self._given[sequence] = _AsGiven(sequence, _lasting_of(sequence))
 
     def _sampled(
         self, sequence: Sequence, reason: FinishReason | None, at_ps: int, events: list[Event], *, hold: bool
@@ -358,17 +360,19 @@ class CheckedBatch(Batch):
         self._settle(sequence)
         super()._sampled(sequence, reason, at_ps, events, hold=hold)
         if reason is None or hold:
-            self._given[sequence] = _AsGiven(sequence)
+            self._given[sequence] = _AsGiven(sequence, _values_of(sequence))
 
     def _settle(self, sequence: Sequence) -> None:
         """Put back what the queue has changed in a running sequence since it was noted, and forget it."""
         given = self._given.pop(sequence, None)
         if given is None:
             return
-        with suppress(Exception):  # of a value that cannot be compared, which is a change too
-            if given.is_unchanged():
-                return
-        self._errors.error = ValueError(_changed_fields(given.put_back(), "running "))
+        try:
+            is_unchanged = given.is_unchanged()
+        except Exception:
+            is_unchanged = False  # a value that cannot be compared is a change too
+        if not is_unchanged:
+            self._errors.error = ValueError(_changed_fields(given.put_back(), "running "))
 
 
 def _changed_fields(names: list[str], which: str = "") -> str:

@@ -1,1 +1,1 @@
-"""Memory: whether a sequence fits beside the others, for how long. `scheduler.core.memory.table` has the rules."""
+"""Memory: whether a sequence fits beside the others, for how long. `scheduler.core.policies` names the rules."""

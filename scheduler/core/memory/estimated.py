@@ -24,9 +24,9 @@ from lorrery.scheduler.core.memory.base import Check, Trial
 from lorrery.scheduler.core.memory.paged import PagedMemory
 from lorrery.scheduler.core.overlap import NOTHING, Unseen
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
+from lorrery.scheduler.core.replica_settings import DEFAULT, SglangRules
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.scheduler.core.sglang_rules import DEFAULT, SglangRules
 
 
 class NewTokenRatio:

@@ -26,7 +26,7 @@ from lorrery.scheduler.core.sequence import Sequence
 class OnDemandMemory(PagedMemory):
     """A pool of blocks.
 
-    Decoding sequences grow together (`memory.growth`); the blocks of all others are counted one by one.
+    Decoding sequences grow together (`memory.paged.BlockGrowth`); the blocks of all others are counted one by one.
 
     Args:
         pool_tokens: size of the pool, adapters included; an incomplete last block is not used.

@@ -13,15 +13,107 @@ watermark (a share of the pool) stays free at admission beside a running batch, 
 sequence are not at once taken from another; an empty batch needs none, or one sequence of nearly the pool's size could
 never come back.
 
+`NoEvictMemory` never preempts.
+
 Adapters in use take their slots from the same pool, together rounded up to whole blocks. Blocks of a prefix cache that
 several sequences pin count once. Unpinned ones are free memory: the cache evicts them on demand.
 """
 
+from typing import TYPE_CHECKING, Final
+
 from lorrery.scheduler.core.memory.base import BlockUse, Check, Memory, Trial
-from lorrery.scheduler.core.memory.growth import BlockGrowth
 from lorrery.scheduler.core.prefix_cache.base import SharedBlocks
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.vocabulary.machine_ints import sum_of_last
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
+_EVER: Final = 1 << 60
+
+
+class BlockGrowth:
+    """How many KV blocks a set of growing sequences needs, now and after any number of decode steps.
+
+    Every decoding sequence gains one token per step, so sequence i holds `g + h_i` tokens when the decode-step counter
+    is g, and needs ceil((g + h_i) / size) blocks. Write h_i + size - 1 = q_i * size + r_i with 0 <= r_i < size, and
+    g = G * size + s likewise. Then
+
+        sum of blocks = sum(q_i) + n * G + number of sequences with r_i >= size - s
+
+    so a count of sequences per residue r is all the state: a step costs nothing, a query O(size), whatever the batch.
+    After `size` steps every sequence has taken exactly one more block, so the first step that runs out is found by
+    whole periods and a scan of at most `size` residues.
+
+    Args:
+        block_size: tokens in a block.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._num_at: list[i64] = [0] * block_size
+        self._whole_blocks = 0
+        self._num = 0
+        self._known_step = -2  # the step at which `blocks` returned `_known_blocks`; never before step -1
+        self._known_blocks = 0
+
+    def __len__(self) -> int:
+        return self._num
+
+    def add(self, tokens_at_0: int) -> None:
+        """Count a sequence that would hold this many tokens at decode step 0; may be negative."""
+        tokens = tokens_at_0 + self.block_size - 1
+        self._whole_blocks += tokens // self.block_size
+        self._num_at[tokens % self.block_size] += 1
+        self._num += 1
+        self._known_step = -2
+
+    def remove(self, tokens_at_0: int) -> None:
+        """Uncount a sequence that was added with the same number."""
+        tokens = tokens_at_0 + self.block_size - 1
+        self._whole_blocks -= tokens // self.block_size
+        self._num_at[tokens % self.block_size] -= 1
+        self._num -= 1
+        self._known_step = -2
+
+    def blocks(self, decode_step: int) -> int:
+        """Return the blocks that all sequences need at this value of the decode-step counter; repeated calls O(1)."""
+        if decode_step != self._known_step:
+            periods, phase = decode_step // self.block_size, decode_step % self.block_size
+            self._known_step = decode_step
+            self._known_blocks = self._whole_blocks + self._num * periods + sum_of_last(self._num_at, phase)
+        return self._known_blocks
+
+    def last_step_surely_within(self, num_blocks: int) -> int:
+        """Return a decode step up to which `blocks` is at most `num_blocks`; less than two periods later it is more.
+
+        Follows from `blocks <= whole blocks + n * (G + 1)`. Negative: no step. Cost: O(1).
+        """
+        if not self._num:
+            return _EVER if num_blocks >= 0 else -1
+        return (num_blocks - self._whole_blocks) // self._num * self.block_size - 1
+
+    def steps_within(self, decode_step: int, spare_blocks: int, limit: int) -> int:
+        """Return for how many further steps all sequences together grow by at most `spare_blocks` (>= 0) blocks.
+
+        Args:
+            decode_step: the counter now.
+            spare_blocks: blocks that they may take.
+            limit: upper bound on the result.
+        """
+        size = self.block_size
+        if self._num * (limit // size + 1) <= spare_blocks:
+            return limit
+        periods, spare_blocks = divmod(spare_blocks, self._num)
+        steps = periods * size
+        for step in range(decode_step, decode_step + size):
+            # Between `step` and the next one, sequences with the residue that completes a block take another.
+            spare_blocks -= self._num_at[-(step + 1) % size]
+            if spare_blocks < 0:
+                break
+            steps += 1
+        return min(steps, limit)
 
 
 class PagedMemory(Memory):
@@ -230,3 +322,58 @@ class _PagedTrial(Trial):
         if adapter is None or self._running.uses(adapter.key) or adapter.key in self._new_adapters:
             return self._adapter_slots
         return self._adapter_slots + adapter.slots
+
+
+class NoEvictMemory(PagedMemory):
+    """Paged memory without preemption: a sequence enters when there are blocks for all that it may still produce.
+
+    TensorRT-LLM's GUARANTEED_NO_EVICT (NVIDIA/TensorRT-LLM, cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp): the
+    sum of what every admitted sequence needs at its end, in blocks, stays within the pool.
+
+        claimed blocks = sum of ceil((input + most output - 1) / block_size) - shared ones counted twice
+
+    Blocks are still taken one by one, so a prefix cache may use those that are claimed and not taken yet.
+    `memory = 'peak'` claims less: it takes into account that sequences end at different times.
+
+    Args:
+        pool_tokens: size of the pool, adapters included; an incomplete last block is not used.
+        block_size: tokens in a block.
+        shared: blocks that a prefix cache holds in this pool; None: nothing is shared.
+    """
+
+    reserved = True
+
+    def __init__(self, pool_tokens: int, *, block_size: int = 16, shared: SharedBlocks | None = None) -> None:
+        super().__init__(pool_tokens, block_size=block_size, watermark=0.0, shared=shared)
+        self._claims: dict[int, int] = {}
+        self._num_claimed = 0
+
+    def claim_of(self, sequence: Sequence) -> int:
+        """Return the blocks that a sequence has at its end; the last token produced is never cached."""
+        return self.blocks_for(sequence.input_tokens + sequence.budget_tokens - 1)
+
+    def claimed_blocks(self, running: Running) -> int:
+        """Return the blocks that the batch has once every sequence has produced all it may."""
+        blocks = self._num_claimed
+        if self.shared is not None:
+            blocks += self.shared.num_pinned - self.shared.num_pins
+        return blocks
+
+    def admitted(self, sequence: Sequence) -> None:
+        """Claim the blocks of its end, and allocate those of its input and of the first token after it."""
+        super().admitted(sequence)
+        self._claims[sequence.handle] = blocks = self.claim_of(sequence)
+        self._num_claimed += blocks
+
+    def left(self, sequence: Sequence) -> None:
+        """Free its blocks, and what it claimed."""
+        super().left(sequence)
+        self._num_claimed -= self._claims.pop(sequence.handle)
+
+    def steps_before_full(self, running: Running, limit: int) -> int:
+        """Return `limit`: every step has its blocks."""
+        return limit
+
+    def victim(self, running: Running) -> Sequence | None:
+        """Return None: nothing is preempted."""
+        return None

@@ -1,1 +1,1 @@
-"""Placement: which worker serves a new sequence. One rule a file; `table.py` names them."""
+"""Placement: which worker serves a new sequence. Small rules share a file by kind; `table.py` names them."""

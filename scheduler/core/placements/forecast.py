@@ -1,8 +1,9 @@
 """Estimates of a worker's step times: announced pace, measured slowdown, and waiting tokens.
 
-A worker announces the pace of its steps (`worker.device.pace`). The ratio of measured to announced step time corrects
-it: over the last two windows of steps (`slowdown`), and over all (`usual_slowdown`). So a slowed worker is detected
-within seconds of its steps, an engine that announces nothing is learnt, and an error of the announced pace cancels out.
+A worker announces the pace of its steps (`worker.device.steptime.Pace`). The ratio of measured to announced step time
+corrects it: over the last two windows of steps (`slowdown`), and over all (`usual_slowdown`). So a slowed worker is
+detected within seconds of its steps, an engine that announces nothing is learnt, and an error of the announced pace
+cancels out.
 
 The ratios change only when the batch does. Within a batch, sums over steps are equal whether they are committed one by
 one or at once, so every driver has the same estimates at the same time. Whole numbers throughout: a placement's choice
@@ -15,7 +16,7 @@ from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.running import Running
 from lorrery.vocabulary.machine_ints import product
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.pace import Pace
+from lorrery.worker.device.steptime import Pace
 
 __all__ = ["ONE", "UNTOLD", "WINDOW_ENDS", "WINDOW_PS", "Forecast", "OutputShare", "Pace", "finish_ps"]
 

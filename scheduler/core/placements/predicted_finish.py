@@ -35,8 +35,8 @@ from typing import Final
 import numpy as np
 
 from lorrery.scheduler.core.placements.base import Candidate, Choice, table_of
+from lorrery.scheduler.core.placements.candidate import ReplicaCandidate
 from lorrery.scheduler.core.placements.forecast import ONE, finish_ps
-from lorrery.scheduler.core.placements.replica_candidate import ReplicaCandidate
 from lorrery.scheduler.core.placements.worker_table import LARGEST, WorkerTable
 from lorrery.scheduler.core.prefix_cache.holders import Way
 from lorrery.scheduler.core.sequence import Sequence

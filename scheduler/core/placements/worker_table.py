@@ -30,13 +30,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lorrery.scheduler.core.placements.candidate import NO_FORECAST, ReplicaCandidate
 from lorrery.scheduler.core.placements.forecast import LEAST_DECODING, ONE
-from lorrery.scheduler.core.placements.replica_candidate import NO_FORECAST, ReplicaCandidate
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.holders import PrefixHolders, Way
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.machine_ints import product
-from lorrery.worker.device.pace import Pace
+from lorrery.worker.device.steptime import Pace
 
 FEW: Final = 8
 """Placements read each of up to this many workers."""

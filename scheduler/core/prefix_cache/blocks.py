@@ -19,13 +19,11 @@ is the order in which they may be evicted, and a leaf always comes before its pa
 from collections import OrderedDict
 from collections.abc import Sequence as Tokens
 
-from lorrery.scheduler.core.prefix_cache import block_names, extents
-from lorrery.scheduler.core.prefix_cache.base import SharedBlocks
+from lorrery.scheduler.core.prefix_cache import changes, extents
+from lorrery.scheduler.core.prefix_cache.base import SharedBlocks, content_of, of_tokens
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlockNotes
-from lorrery.scheduler.core.prefix_cache.content import content_of, of_tokens
-from lorrery.scheduler.core.prefix_cache.extents import Copy, Extent, Place, Root, place_of
+from lorrery.scheduler.core.prefix_cache.extents import Copy, Extent, Found, Place, Root, Use, place_of
 from lorrery.scheduler.core.prefix_cache.holders import PrefixHolders, Run
-from lorrery.scheduler.core.prefix_cache.uses import Found, Use
 from lorrery.scheduler.core.sequence import Content, Sequence
 
 
@@ -255,7 +253,7 @@ class BlockCache(SharedBlocks):
             root = Root(sequence.adapter, sequence.cache_salt, self.block_size, content.unit_tokens, content.unit_bytes)
             self._roots[root.place] = root
             if self._notes is not None:
-                block_names.name_tree(root)
+                changes.name_tree(root)
         return root
 
     def _drop_if_unused(self, root: Root) -> None:
@@ -286,8 +284,8 @@ class BlockCache(SharedBlocks):
         extent.changed_at = self._version
         if self._notes is not None:
             assert extent.parent is not None
-            block_names.name_blocks(extent, first)
-            block_names.note_stored(self._notes, extent, first)
+            changes.name_blocks(extent, first)
+            changes.note_stored(self._notes, extent, first)
 
     # --- giving up --------------------------------------------------------------------------------------------------
 
@@ -316,7 +314,7 @@ class BlockCache(SharedBlocks):
         self._version += 1
         extent.changed_at = self._version
         if self._notes is not None:
-            block_names.forget_last(self._notes, extent, num_blocks)
+            changes.forget_last(self._notes, extent, num_blocks)
         extent.end -= num_blocks
         if (holders := self._holders) is not None:
             extent.run = holders.went(self._number, _run(extent), extent.end, is_left=extent.end > extent.start)
@@ -366,7 +364,7 @@ class BlockCache(SharedBlocks):
         if on and self._notes is None:
             self._notes = BlockNotes()
             for root in self._roots.values():
-                block_names.name_tree(root)
+                changes.name_tree(root)
         elif not on:
             self._notes = None
 
@@ -377,7 +375,7 @@ class BlockCache(SharedBlocks):
     def contents(self) -> list[BlockChange]:
         """Return all blocks that can be found, as if they had just been stored. Changes must be noted."""
         assert self._notes is not None, "nothing has a hash before note_changes"
-        return block_names.stored_below(self._roots.values())
+        return changes.stored_below(self._roots.values())
 
     # --- inspection -------------------------------------------------------------------------------------------------
 

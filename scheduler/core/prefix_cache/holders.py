@@ -22,7 +22,7 @@ for all workers together, and some 300 bytes per run. When a worker attaches or 
 caches, in O(extents): some tenths of a second for 512 full caches.
 """
 
-from lorrery.scheduler.core.prefix_cache.content import content_of
+from lorrery.scheduler.core.prefix_cache.base import content_of
 from lorrery.scheduler.core.prefix_cache.extents import Extent, Place, Root, num_common, place_of
 from lorrery.scheduler.core.sequence import Sequence
 

@@ -18,10 +18,9 @@ Cost: as `BlockCache`; a heap of leaves with entries that may be out of date mak
 from heapq import heapify, heappop, heappush
 
 from lorrery.scheduler.core.prefix_cache import extents
+from lorrery.scheduler.core.prefix_cache.base import content_of
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
-from lorrery.scheduler.core.prefix_cache.content import content_of
-from lorrery.scheduler.core.prefix_cache.extents import Extent, Root, place_of
-from lorrery.scheduler.core.prefix_cache.uses import Use
+from lorrery.scheduler.core.prefix_cache.extents import Extent, Root, Use, place_of
 from lorrery.scheduler.core.sequence import Content, Sequence
 
 

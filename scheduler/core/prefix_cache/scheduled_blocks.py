@@ -12,11 +12,10 @@ Recorded (docs/engines.md). The tree is that of `BlockCache`; what differs:
   copy is evicted in its own turn.
 """
 
-from lorrery.scheduler.core.prefix_cache import block_names, extents
+from lorrery.scheduler.core.prefix_cache import changes, extents
+from lorrery.scheduler.core.prefix_cache.base import with_output
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache, is_alone
-from lorrery.scheduler.core.prefix_cache.content import with_output
-from lorrery.scheduler.core.prefix_cache.extents import Copy, Extent, Root
-from lorrery.scheduler.core.prefix_cache.uses import Found, Use
+from lorrery.scheduler.core.prefix_cache.extents import Copy, Extent, Found, Root, Use
 from lorrery.scheduler.core.sequence import Content, Sequence
 
 _NOT_COMPUTED = 1
@@ -158,7 +157,7 @@ class ScheduledBlockCache(BlockCache):
                     extent.copies = []
                 extent.copies.append(Copy(extent, use, 1))
                 if self._notes is not None:
-                    block_names.note_stored(self._notes, extent, extent.start)
+                    changes.note_stored(self._notes, extent, extent.start)
             size = extent.end - extent.start
             self.num_pins += size
             self.num_pinned += size

@@ -7,7 +7,7 @@ from lorrery.scheduler.core.admission import Blocked
 from lorrery.scheduler.core.checked.base import original
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.memory.paged import PagedMemory
-from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.protocols import Queue
 from lorrery.scheduler.core.queues.waiting import WaitingList
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence

@@ -27,8 +27,7 @@ from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.calibration import Calibration, Measured, calibrate
 from lorrery.worker.device.catalogue import DEFAULT_FIT, DEFAULT_MODERN_FIT, Catalogue
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import Gpu, KernelFit
+from lorrery.worker.device.hardware import CatalogueError, Gpu, KernelFit
 from lorrery.worker.device.profile import PHASES, ProfileRow
 from lorrery.worker.device.roofline import Roofline
 

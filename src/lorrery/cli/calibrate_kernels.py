@@ -14,12 +14,12 @@ from lorrery.service.errors import FormatError
 from lorrery.service.files.writing import write_output
 from lorrery.view.terminal import FigureTable, table_console
 from lorrery.worker.device.catalogue import FORMAT, Catalogue
-from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import (
     KV_TYPES,
     WEIGHT_TYPES,
     AllReduce,
     AttentionFit,
+    CatalogueError,
     GemmFit,
     Gpu,
     KernelFit,

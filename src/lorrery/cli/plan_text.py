@@ -12,7 +12,7 @@ from lorrery.simulator.plan.sizing import adapter_costs
 from lorrery.view.terminal import FigureTable
 from lorrery.worker.device.basis import in_one_line, with_sources
 from lorrery.worker.device.capacity import Point, Workload
-from lorrery.worker.device.memory import weight_bytes
+from lorrery.worker.device.deployment import weight_bytes
 
 PLOT_COLUMNS, PLOT_ROWS = 60, 12
 _PLOT_MARGINS = 17

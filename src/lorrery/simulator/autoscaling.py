@@ -8,8 +8,7 @@ from operator import itemgetter
 
 from lorrery.loadgen.report import Scaling, ScalingRow, ScalingSummary
 from lorrery.loadgen.workload.outcome import OutcomeTable
-from lorrery.scheduler.core.autoscaling.figures import Sample, Window
-from lorrery.scheduler.core.autoscaling.rule import Autoscaler, Decision, Reading
+from lorrery.scheduler.core.autoscaling import Autoscaler, Decision, Reading, Sample, Window
 from lorrery.service.settings.autoscaler import AutoscalerSettings
 from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.engine import Simulation

@@ -19,7 +19,7 @@ import numpy as np
 from lorrery.loadgen.workload.prompts import output_seed, prompt_token_ids
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.prefix_cache.content import of_runs, of_tokens
+from lorrery.scheduler.core.prefix_cache.base import of_runs, of_tokens
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Content
@@ -30,8 +30,7 @@ from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import picoseconds
 from lorrery.worker.device.output import Ending, LengthModel, Sampling, ending, sequence_seed, tokens_between
-from lorrery.worker.device.pace import Pace
-from lorrery.worker.device.steptime import StepTimeModel
+from lorrery.worker.device.steptime import Pace, StepTimeModel
 
 LEAST_WORDS: Final = 4
 _ALONE: Final = 1 << 63  # ids of traces are counted from 0, or hashes, none of which is this and a small number

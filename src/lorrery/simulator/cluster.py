@@ -12,7 +12,7 @@ from lorrery.loadgen.reception import ClusterView
 from lorrery.loadgen.report import UNSENT
 from lorrery.loadgen.workload.arrivals import WARMUP_CONCURRENCY, again_and_again
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.scheduler.core.autoscaling.rule import MOST_REPLICAS
+from lorrery.scheduler.core.autoscaling import MOST_REPLICAS
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
@@ -43,7 +43,7 @@ from lorrery.service.faults.kinds import FREEZE_WORKER, WORKER_KINDS, WORKER_LOS
 from lorrery.simulator.fleet import Fleet
 from lorrery.vocabulary import rendezvous
 from lorrery.vocabulary.units import NEVER
-from lorrery.worker.device.slow import Slowed
+from lorrery.worker.device.steptime import Slowed
 
 REPORT_SECONDS = 0.1
 """Wall time between two reports of a scheduler."""

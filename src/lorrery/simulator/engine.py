@@ -17,11 +17,11 @@ from functools import partial
 from heapq import heappop
 from typing import Final
 
-from lorrery.scheduler.core.acceptance import LETS_ALL_IN, ClusterRules
+from lorrery.scheduler.core.acceptance import NO_RULES, ClusterRules
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.facts import FaultBegan, Subscriber
+from lorrery.scheduler.core.placements.table import Placement
 from lorrery.scheduler.core.plan import Idle, Plan
-from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.subscribers.history import History
 from lorrery.service.faults.rules import NO_FAULTS
 from lorrery.simulator.interpreter import run_signal_handlers
@@ -69,7 +69,7 @@ class Simulation:
         workers: Iterable[SimulatedWorker],
         placement: Placement | Sequence[Placement],
         *,
-        rules: ClusterRules = LETS_ALL_IN,
+        rules: ClusterRules = NO_RULES,
         one_step: bool = False,
         choose_shard: Callable[[SimulatedRequest], int] | None = None,
         timeout_ps: int | None = None,

@@ -18,8 +18,7 @@ from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import NEVER
-from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.memory import weight_bytes
+from lorrery.worker.device.deployment import Deployment, weight_bytes
 
 __all__ = ["Fleet", "Level", "Numbers"]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Many
 
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.acceptance import ClusterRules
-from lorrery.scheduler.core.adapters.log import AdapterLog
+from lorrery.scheduler.core.adapters.loads import AdapterLog
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_facts import Arrived, ClusterEvent, Joined, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.facts import (
@@ -23,7 +23,7 @@ from lorrery.scheduler.core.facts import (
     Subscriber,
 )
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.protocols.placement import Placement
+from lorrery.scheduler.core.placements.table import Placement
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.subscribers.history import AdapterTally, History
 from lorrery.service.faults.rules import NO_FAULTS

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, NoReturn
 
-from lorrery.scheduler.core.autoscaling.figures import METRICS, Sample, Window
-from lorrery.scheduler.core.autoscaling.rule import MOST_REPLICAS, Decision
+from lorrery.scheduler.core.autoscaling import METRICS, MOST_REPLICAS, Decision, Sample, Window
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.options import method_arguments_of
 from lorrery.simulator.arguments import read_positive, read_whole

@@ -20,8 +20,7 @@ from lorrery.simulator.state import Clock
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.pace import Pace
-from lorrery.worker.device.steptime import StepTimeModel
+from lorrery.worker.device.steptime import Pace, StepTimeModel
 
 
 @dataclass(slots=True)

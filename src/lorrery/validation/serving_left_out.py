@@ -22,7 +22,7 @@ from lorrery.validation.serving_rows import OK, ServingRow
 from lorrery.validation.serving_run import Options, Prediction, Tables, settings_of, write_changed
 from lorrery.view.terminal import FigureTable
 from lorrery.worker.device.catalogue import Catalogue
-from lorrery.worker.device.engine import Engine
+from lorrery.worker.device.deployment import Engine
 
 Constants = Mapping[str, float]
 Run = tuple[ServingRow, Options]

@@ -20,7 +20,7 @@ from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.loadgen.workload.slora import draw, generate_requests, slora_summary
 from lorrery.scheduler.core.adapters.loads import Tier
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.placements.round_robin import RoundRobin
+from lorrery.scheduler.core.placements.by_load import RoundRobin
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
@@ -31,7 +31,7 @@ from lorrery.view.terminal import FigureTable
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.hardware import CatalogueError
 from lorrery.worker.device.lora import adapter_bytes
 from lorrery.worker.device.roofline import Roofline
 

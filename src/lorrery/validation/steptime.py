@@ -17,8 +17,7 @@ from lorrery.service.files.reading import open_csv
 from lorrery.view.terminal import FigureTable
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import AllReduce, Gpu
+from lorrery.worker.device.hardware import AllReduce, CatalogueError, Gpu
 from lorrery.worker.device.profile import PHASES, ProfileError, ProfileRow, read_profile
 from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
 

@@ -33,11 +33,10 @@ from lorrery.validation.padded_fifo import PaddedFifo
 from lorrery.view.terminal import FigureTable
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.build import read_catalogue, read_steps_file
-from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork
-from lorrery.worker.device.cost import StepCost
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, StepCost
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.fitted import Fitted
+from lorrery.worker.device.hardware import CatalogueError
 from lorrery.worker.device.steps import EngineStep
 from lorrery.worker.device.steptime import StepTimeModel
 

@@ -7,9 +7,7 @@ from rich.console import Console
 
 from lab.bench import decisions, loaded_replica
 from lab.bench.decisions import decision_table
-from lorrery.scheduler.core.batching.table import BATCHINGS
-from lorrery.scheduler.core.memory.table import MEMORIES
-from lorrery.scheduler.core.policies import QUEUES
+from lorrery.scheduler.core.policies import BATCHINGS, MEMORIES, QUEUES
 
 
 def test_every_policy_way_to_batch_and_memory_rule_has_a_row() -> None:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from lorrery.scheduler.core.adapters.drain import AdapterDrain
 from lorrery.scheduler.core.adapters.loads import AdapterOptions
-from lorrery.scheduler.core.adapters.slots import AdapterSlots
+from lorrery.scheduler.core.adapters.slots import AdapterDrain, AdapterSlots
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 

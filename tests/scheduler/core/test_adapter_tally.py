@@ -1,7 +1,6 @@
 """Figures of adapters, from the events of their loads, evictions and losses."""
 
-from lorrery.scheduler.core.adapters.loads import AdapterOptions
-from lorrery.scheduler.core.adapters.log import AdapterLog
+from lorrery.scheduler.core.adapters.loads import AdapterLog, AdapterOptions
 from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.facts import Facts

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.scheduler.core.adapters.use import AdapterUse
+from lorrery.scheduler.core.running import AdapterUse
 from lorrery.scheduler.core.sequence import Adapter
 
 ADAPTERS = [Adapter(f"a{number}", 8 + number) for number in range(5)]

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.scheduler.core.adapters.loads import WELL, AdapterOptions, Ahead, LoadFault, Tier
-from lorrery.scheduler.core.adapters.log import THRASH_PS, AdapterLog
+from lorrery.scheduler.core.adapters.loads import THRASH_PS, WELL, AdapterLog, AdapterOptions, Ahead, LoadFault, Tier
 from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.facts import Activated, Evicted, LoadBegan, LoadEnded

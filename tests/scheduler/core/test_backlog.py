@@ -5,14 +5,13 @@ from itertools import count
 
 import pytest
 
-from lorrery.scheduler.core.acceptance import ClusterRules
-from lorrery.scheduler.core.backlog import ENOUGH_INTERVALS, SHORTEST_PS
+from lorrery.scheduler.core.acceptance import ENOUGH_INTERVALS, SHORTEST_PS, ClusterRules
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_facts import ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.facts import Cancelled, Finished, Preempted
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
+from lorrery.scheduler.core.placements.by_load import LeastLoaded
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.quotas import Quota
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason

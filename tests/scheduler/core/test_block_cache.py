@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from lorrery.scheduler.core.batch import Batch
-from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
+from lorrery.scheduler.core.memory.base import UnlimitedMemory
 from lorrery.scheduler.core.plan import Chunk, Plan
+from lorrery.scheduler.core.prefix_cache.base import of_runs
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStored
-from lorrery.scheduler.core.prefix_cache.content import of_runs
 from lorrery.scheduler.core.prefix_cache.extents import root_name
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence

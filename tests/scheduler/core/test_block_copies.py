@@ -104,7 +104,7 @@ class CopiesMachine(RuleBasedStateMachine):
                 [30 - one.produced_tokens - one.output_tokens_at(running.decode_step) for one in running], default=0
             )
             if running.num_decoding:
-                running.advance(max(0, min(1 if side.chunks else num_steps, longest - 1)))
+                running.decode_step += max(0, min(1 if side.chunks else num_steps, longest - 1))
             for sequence, new_tokens in side.chunks:
                 sequence.computed_tokens += new_tokens
                 side.cache.commit(sequence)

@@ -12,8 +12,7 @@ from lorrery.scheduler.core.cluster_facts import Placed, Refused, Withdrawn
 from lorrery.scheduler.core.facts import Cancelled
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Candidate, Choice
-from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
-from lorrery.scheduler.core.placements.round_robin import RoundRobin
+from lorrery.scheduler.core.placements.by_load import LeastLoaded, RoundRobin
 from lorrery.scheduler.core.placing import SLICE
 from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.replica_settings import ReplicaSettings

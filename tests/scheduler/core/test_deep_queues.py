@@ -9,7 +9,7 @@ import pytest
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
+from lorrery.scheduler.core.placements.by_load import LeastLoaded
 from lorrery.scheduler.core.queues.waiting import WaitingList
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence

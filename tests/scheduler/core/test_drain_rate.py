@@ -1,8 +1,7 @@
-from lorrery.scheduler.core.acceptance import ClusterRules
-from lorrery.scheduler.core.backlog import LONGEST_PS, SHORTEST_PS, DrainRate
+from lorrery.scheduler.core.acceptance import LONGEST_PS, SHORTEST_PS, ClusterRules, DrainRate
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_facts import Refused
-from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
+from lorrery.scheduler.core.placements.by_load import LeastLoaded
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.units import PS_PER_SECOND as S
 

@@ -3,9 +3,9 @@
 import pytest
 
 from lorrery.scheduler.core.memory.estimated import EstimatedMemory, NewTokenRatio
+from lorrery.scheduler.core.replica_settings import SglangRules
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.scheduler.core.sglang_rules import SglangRules
 
 
 def test_the_ratio_falls_step_by_step_to_its_least_and_starts_again_when_idle():
@@ -61,7 +61,7 @@ def test_pages_are_taken_chunk_by_chunk_and_by_the_step_that_needs_them():
     running.join(one)
     memory.joined(one)
     assert (memory.free_tokens(running), memory.decode_tokens(running)) == (28, 0)
-    running.advance(2)
+    running.decode_step += 2
     assert (memory.free_tokens(running), memory.decode_tokens(running)) == (28, 4)
 
 

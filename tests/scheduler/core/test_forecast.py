@@ -10,7 +10,7 @@ from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.endings import FinishReason
-from lorrery.worker.device.pace import Pace
+from lorrery.worker.device.steptime import Pace
 
 PACE = Pace(1_000_000, 10_000, 10, 1_000)
 SETTINGS = ReplicaSettings("fcfs", max_total_token_num=100_000, max_req_total_len=10_000)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lorrery.scheduler.core.limits import Limits, check_lengths
+from lorrery.scheduler.core.refusals import Limits, check_lengths
 
 LIMITS = Limits(max_req_input_len=10, max_req_total_len=15, max_total_token_num=100)
 SMALL_POOL = Limits(max_req_input_len=10, max_req_total_len=15, max_total_token_num=12)

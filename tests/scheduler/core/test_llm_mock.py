@@ -1,8 +1,8 @@
 """llm-mock's empty step."""
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.llm_mock import LlmMock
-from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
+from lorrery.scheduler.core.batching.whole_prompts import LlmMock
+from lorrery.scheduler.core.memory.base import UnlimitedMemory
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica import Replica

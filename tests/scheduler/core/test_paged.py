@@ -9,8 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.facts import Admitted, Cancelled, Event, Finished, Preempted
-from lorrery.scheduler.core.memory.growth import BlockGrowth
-from lorrery.scheduler.core.memory.paged import PagedMemory
+from lorrery.scheduler.core.memory.paged import BlockGrowth, PagedMemory
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica import Replica
@@ -314,9 +313,9 @@ def test_steps_before_full_ends_at_the_step_that_lacks_a_block() -> None:
         memory.joined(sequence)
     steps = memory.steps_before_full(running, 1_000)
     assert memory.needed_blocks(running, steps - 1) <= memory.num_blocks < memory.needed_blocks(running, steps)
-    running.advance(steps - 1)
+    running.decode_step += steps - 1
     assert memory.victim(running) is None
-    running.advance(1)
+    running.decode_step += 1
     victim = memory.victim(running)
     assert victim is not None
     assert victim.handle == 3

@@ -7,12 +7,12 @@ import pytest
 from lorrery.scheduler.core.adapters.loads import AdapterOptions, LoadFault
 from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.continuous import Continuous
+from lorrery.scheduler.core.batching.whole_prompts import Continuous
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.plan import Plan
+from lorrery.scheduler.core.planner import ReplicaOptions
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Phases, Sequence
 from lorrery.validation.policy.drive import Device, Log, World, jump, step_by_step
 

@@ -15,7 +15,7 @@ from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.constant import LlmMock
 
 NUM_REQUESTS = 8
 Place = Callable[[Any, Any], Any]

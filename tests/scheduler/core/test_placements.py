@@ -7,15 +7,15 @@ import pytest
 
 from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.placements.candidate import ReplicaCandidate
 from lorrery.scheduler.core.placements.forecast import Forecast, OutputShare
 from lorrery.scheduler.core.placements.predicted_finish import MOST_NAMES, PredictedFinish
-from lorrery.scheduler.core.placements.replica_candidate import ReplicaCandidate
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.simulator.replay.parts import RecordedCandidate
-from lorrery.worker.device.pace import Pace
+from lorrery.worker.device.steptime import Pace
 
 SETTINGS = ReplicaSettings("fcfs", max_total_token_num=1000, max_req_total_len=100)
 

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.scheduler.core.batching.table import BATCHINGS
-from lorrery.scheduler.core.combinations import why_excluded
-from lorrery.scheduler.core.memory.table import MEMORIES, PREFIX_CACHES
+from lorrery.scheduler.core.build import why_excluded
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.policies import QUEUES
+from lorrery.scheduler.core.policies import BATCHINGS, MEMORIES, PREFIX_CACHES, QUEUES
 from lorrery.scheduler.core.queues.base import ListedQueue, is_asked_every_step
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica_settings import LIMITS, Exclusion, NotIn, ReplicaSettings

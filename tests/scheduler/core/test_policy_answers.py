@@ -15,7 +15,7 @@ from lorrery.scheduler.core.facts import Raised
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
-from lorrery.scheduler.core.protocols.batching import Batching
+from lorrery.scheduler.core.protocols import Batching
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence
@@ -24,7 +24,7 @@ from lorrery.simulator.engine import Simulation
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import NEVER
-from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.constant import LlmMock
 from tests.scheduler.core.wrong_batchings import (
     Batch,
     ChunksInFloats,

@@ -6,7 +6,7 @@ import pytest
 
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
-from lorrery.scheduler.core.batching.continuous import Continuous
+from lorrery.scheduler.core.batching.whole_prompts import Continuous
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.checked.batching import CheckedBatching
 from lorrery.scheduler.core.checked.queue import CheckedQueue
@@ -14,7 +14,7 @@ from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_facts import Placed, Refused
 from lorrery.scheduler.core.facts import Failed, Finished, Raised
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
+from lorrery.scheduler.core.placements.by_load import LeastLoaded
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica_settings import ReplicaSettings

@@ -11,7 +11,7 @@ from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_facts import ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.facts import Cancelled, Dropped, Event, Failed, Finished
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
+from lorrery.scheduler.core.placements.by_load import LeastLoaded
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.quotas import MAX_IDLE_KEYS, MINUTE_PS, Quota, Quotas
 from lorrery.scheduler.core.refusals import RefusalReason

@@ -12,22 +12,21 @@ from lorrery.scheduler.core.adapters.loads import AdapterOptions, LoadFault, Tie
 from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.adapters.slots import AdapterSlots
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.continuous import Continuous
+from lorrery.scheduler.core.batching.whole_prompts import Continuous
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.facts import Dropped, Finished, Preempted
+from lorrery.scheduler.core.memory.base import UnlimitedMemory
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.memory.peak import PeakMemory
-from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS
 from lorrery.scheduler.core.queues.fifo import Fifo
-from lorrery.scheduler.core.queues.profile import Profile
+from lorrery.scheduler.core.queues.pets import Profile
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.replica_settings import ReplicaSettings
+from lorrery.scheduler.core.replica_settings import ReplicaSettings, SglangRules
 from lorrery.scheduler.core.sequence import Adapter, Phases, Sequence
-from lorrery.scheduler.core.sglang_rules import SglangRules
 from lorrery.validation.policy.drive import Device, Log, World, jump, step_by_step
 
 QUEUES = ["req_queue", "fcfs"]

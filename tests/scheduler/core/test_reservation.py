@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lorrery.scheduler.core.memory import reservation as reservation_module
+from lorrery.scheduler.core.memory.peak import MOST_UNASKED, RunningPeak
 from lorrery.scheduler.core.memory.reservation import PeakReservation
-from lorrery.scheduler.core.memory.running_peak import MOST_UNASKED, RunningPeak
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from tests.scheduler.core.oracle.reservation import IndexedReservation
@@ -102,7 +102,7 @@ def test_steps_until_fits_is_the_first_step_at_which_the_candidate_fits(
     kept = peak_of.of(running, None)
     answer = kept.steps_until_at_most(*candidate, pool, running.decode_step, limit)
     for step in range(1, answer + 1):
-        running.advance(1)
+        running.decode_step += 1
         peak_now = RunningPeak().of(running, None).peak_with(*candidate, running.decode_step)
         assert peak_of.of(running, None) is kept
         assert step == limit or kept.peak_with(*candidate, step) == peak_now
@@ -138,7 +138,7 @@ def test_the_batchs_reservation_follows_whoever_comes_and_goes(events: list[tupl
                 peak_of.joined(passer)
                 running.leave(passer)
                 peak_of.left(passer)
-            running.advance(1)
+            running.decode_step += 1
         else:
             step = running.decode_step
             assert peak_of.of(running, None).peak_with(9, number, step) == peak(

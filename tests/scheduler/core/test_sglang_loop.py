@@ -8,9 +8,8 @@ from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.facts import Event, Finished, FirstToken, Preempted
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.replica_settings import ReplicaSettings
+from lorrery.scheduler.core.replica_settings import ReplicaSettings, SglangRules
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.core.sglang_rules import SglangRules
 from lorrery.validation.policy.drive import Device
 
 RULES = SglangRules(overlap=False)

@@ -14,16 +14,14 @@ from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_facts import Placed
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.placements import rendezvous
-from lorrery.scheduler.core.placements.draw import Draw
-from lorrery.scheduler.core.placements.options import PlacementOptions, Weights
-from lorrery.scheduler.core.placements.rendezvous import Rankings, weight
+from lorrery.scheduler.core.placements import by_adapter
+from lorrery.scheduler.core.placements.by_adapter import PlacementOptions, Rankings, Weighted, Weights, weight
+from lorrery.scheduler.core.placements.by_load import Draw
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.placements.weighted import Weighted
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.simulator.replay.parts import RecordedCandidate
-from lorrery.worker.device.pace import Pace
+from lorrery.worker.device.steptime import Pace
 
 SEATS = 24
 SHARDED = ("adapter_shards", "weighted")
@@ -170,7 +168,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
         counted[adapter_id, worker_id] += 1
         return weight(adapter_id, worker_id)
 
-    monkeypatch.setattr(rendezvous, "weight", count)
+    monkeypatch.setattr(by_adapter, "weight", count)
     return counted
 
 
@@ -188,12 +186,12 @@ def test_rankings_of_two_sets_of_workers_in_turn_are_each_made_once(hashed: Coun
 
 
 def test_rankings_of_few_sets_of_workers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "MOST_KEPT", 20)
+    monkeypatch.setattr(by_adapter, "MOST_KEPT", 20)
     among, rankings = fleet(30), Rankings(3)
     for number in range(200):
         some = among[number % 28 :]
         assert rankings.head(f"a{number % 7}", some) == Rankings(3).head(f"a{number % 7}", some)
-        assert len(rankings._by_list) <= rendezvous.MOST_LISTS
+        assert len(rankings._by_list) <= by_adapter.MOST_LISTS
         assert rankings._num_kept == sum(len(one.heads) for one in rankings._by_names.values()) <= 20
 
 

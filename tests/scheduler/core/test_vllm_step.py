@@ -1,6 +1,6 @@
 """Rules of vLLM's step that the recorded cases do not show: what the settings around it do."""
 
-from lorrery.scheduler.core.acceptance import Door
+from lorrery.scheduler.core.acceptance import LengthCheck
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.facts import Admitted, Preempted
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
@@ -82,5 +82,5 @@ def test_what_may_wait_for_ever_is_let_in_at_the_door() -> None:
     fields = ["model='Llama-2-7B'", "scheduler.max_total_token_num=4000", "scheduler.max_req_total_len=4000"]
     for refuse, reason in (("true", RefusalReason.NEVER_FITS), ("false", None)):
         rules = cluster_rules(load(None, [*fields, f"scheduler.refuse_never_fits={refuse}"]))
-        refusal = Door(rules).refuse(Sequence(1, 2000, 2000), let_in_before=False)
+        refusal = LengthCheck(rules).refuse(Sequence(1, 2000, 2000), accepted_before=False)
         assert (None if refusal is None else refusal.reason) == reason

@@ -12,7 +12,7 @@ from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.base import Candidate, Choice, table_of
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.placements.worker_table import FEW
-from lorrery.scheduler.core.prefix_cache.content import of_runs
+from lorrery.scheduler.core.prefix_cache.base import of_runs
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -22,7 +22,7 @@ from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.constant import ConstantSteps, StepConstants
 from lorrery.worker.device.output import Ending
-from lorrery.worker.device.pace import pace_of
+from lorrery.worker.device.steptime import pace_of
 
 NUM_WORKERS, NUM_REQUESTS, RUN = FEW + 7, 350, 24
 ADAPTERS = [None, None, *(Adapter(f"a{number}", 8) for number in range(6))]

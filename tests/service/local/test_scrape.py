@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from lorrery.scheduler.core.autoscaling.figures import Sample
+from lorrery.scheduler.core.autoscaling import Sample
 from lorrery.service.local import autoscaler
 from lorrery.service.local.autoscaler import ClusterScraper, Series, read_series
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lorrery.cli.validate import app
-from lorrery.scheduler.core.batching.continuous import Continuous
+from lorrery.scheduler.core.batching.whole_prompts import Continuous
 from lorrery.scheduler.core.policies import QUEUES
 from lorrery.scheduler.core.queues.base import ListedQueue, steps_until_admissible
 from lorrery.scheduler.core.queues.fifo import Fifo

@@ -7,11 +7,10 @@ import pytest
 
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.answers import Answers, Mode, Words
+from lorrery.worker.device.batch import PrefillWork
+from lorrery.worker.device.constant import LlmMock
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.llm_mock import LlmMock
-from lorrery.worker.device.output import EOS_TOKEN_ID, FIRST_WORD_ID, NUM_WORDS, LognormalLength, Sampling
-from lorrery.worker.device.sampler import Sampler
-from lorrery.worker.device.work import PrefillWork
+from lorrery.worker.device.output import EOS_TOKEN_ID, FIRST_WORD_ID, NUM_WORDS, LognormalLength, Sampler, Sampling
 
 NONE = np.empty(0, np.uint32)
 PROMPT = np.arange(8, dtype=np.uint32)

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 from lorrery.vocabulary.endings import FinishReason
-from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk
-from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk, PrefillWork
 from lorrery.worker.device.fitted import MOST_KNOTS, Fitted
 from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.hardware import CatalogueError
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.rows import DeviceSequence
-from lorrery.worker.device.slow import Slowed
 from lorrery.worker.device.steps import EngineStep, StepLogError, read_steps
-from lorrery.worker.device.work import PrefillWork
+from lorrery.worker.device.steptime import Slowed
 from tests.worker.device.known import deployment
 
 HEADER = "step_ms,prefill_tokens,decode_seqs,decode_kv_tokens,prefill_attn_pairs"

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lorrery.vocabulary.endings import FinishReason
-from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillWork
+from lorrery.worker.device.constant import LlmMock
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.llm_mock import LlmMock
 from lorrery.worker.device.output import Ending, tokens_between
 from lorrery.worker.device.roofline import Roofline
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.steptime import StepTimeModel
-from lorrery.worker.device.work import PrefillWork
 from tests.worker.device.known import deployment
 
 LLM_MOCK = LlmMock()

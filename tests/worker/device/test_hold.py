@@ -1,12 +1,11 @@
 """Static batching on the device: what has ended keeps its place until it is told to leave."""
 
 from lorrery.vocabulary.endings import FinishReason
-from lorrery.worker.device.batch import NO_LORA, LoraWork
+from lorrery.worker.device.batch import NO_LORA, LoraWork, PrefillWork
+from lorrery.worker.device.constant import LlmMock
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.llm_mock import LlmMock
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.rows import DeviceSequence
-from lorrery.worker.device.work import PrefillWork
 
 
 def test_a_held_sequence_weighs_on_every_step_but_gives_no_token() -> None:

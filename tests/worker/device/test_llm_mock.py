@@ -7,7 +7,7 @@ import pytest
 
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.batch import Batch, PrefillChunk
-from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.constant import LlmMock
 from lorrery.worker.device.output import LlmMockLength
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.outputs import context_of, model_logits
-from lorrery.worker.device.answers import Answers, Words
-from lorrery.worker.device.logits import (
+from lorrery.worker.device.answers import (
+    Answers,
     SampledWords,
+    Words,
     draw,
     kept,
     penalised,
 )
-from lorrery.worker.device.output import FIRST_WORD_ID, NUM_WORDS, LognormalLength, Sampling
+from lorrery.worker.device.output import FIRST_WORD_ID, GREEDY, NUM_WORDS, LognormalLength, Sampler, Sampling
 from lorrery.worker.device.rows import DeviceSequence
-from lorrery.worker.device.sampler import GREEDY, Sampler
 
 PROMPT = np.arange(3, 43, dtype=np.uint32)
 CONTEXT = context_of("a", PROMPT.tobytes())

@@ -8,8 +8,8 @@ from lorrery.scheduler.core.adapters.loads import AdapterCosts
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.worker.device.basis import kernel_ground
 from lorrery.worker.device.batch import Batch, LoraWork
-from lorrery.worker.device.grouped_lora import Slices, grouped_seconds
 from lorrery.worker.device.lora import LoraCost, LoraKernels, adapter_bytes, load_ps, place_bytes
+from lorrery.worker.device.lora_kernels import Slices, grouped_seconds
 from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import CATALOGUE, deployment
 

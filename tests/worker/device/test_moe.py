@@ -11,11 +11,10 @@ from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.basis import grounds
 from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
-from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import KernelFit, MoeFit
+from lorrery.worker.device.deployment import weight_bytes
+from lorrery.worker.device.hardware import CatalogueError, KernelFit, MoeFit
 from lorrery.worker.device.kernel_prediction import KernelPredictions
 from lorrery.worker.device.kernel_rows import read_kernel_rows
-from lorrery.worker.device.memory import weight_bytes
 from lorrery.worker.device.moe import DISTRIBUTIONS, ExpertKernels, Experts
 from lorrery.worker.device.naive import NaiveRoofline
 from lorrery.worker.device.roofline import Roofline

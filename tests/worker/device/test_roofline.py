@@ -7,10 +7,9 @@ import pytest
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.attention import prefill_waves
-from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
-from lorrery.worker.device.cost import PARTS
-from lorrery.worker.device.engine import EAGER_LAUNCH_US, EAGER_LORA_LAUNCH_US, Engine
-from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.batch import NO_LORA, PARTS, Batch, LoraWork, PrefillChunk
+from lorrery.worker.device.deployment import EAGER_LAUNCH_US, EAGER_LORA_LAUNCH_US, Engine
+from lorrery.worker.device.hardware import CatalogueError
 from lorrery.worker.device.lora import LoraKernels
 from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import CATALOGUE, deployment

@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from lorrery.worker.device.basis import kernel_ground
 from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk
-from lorrery.worker.device.grouped_lora import Slices
 from lorrery.worker.device.lora import LoraCost, LoraKernels
+from lorrery.worker.device.lora_kernels import Slices, graph_slots, num_segments, segmented_seconds
 from lorrery.worker.device.roofline import Roofline
-from lorrery.worker.device.segmented_lora import graph_slots, num_segments, segmented_seconds
 from tests.worker.device.known import CATALOGUE, deployment
 
 FIT = CATALOGUE.gpu("H100-SXM").segmented_lora

@@ -6,9 +6,9 @@ from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.attention import Heads
 from lorrery.worker.device.basis import grounds, no_measurement
 from lorrery.worker.device.batch import Batch, PrefillChunk
-from lorrery.worker.device.memory import MemoryUse
+from lorrery.worker.device.deployment import MemoryUse
+from lorrery.worker.device.kernel_prediction import SingleKernels
 from lorrery.worker.device.roofline import Roofline
-from lorrery.worker.device.single import SingleKernels
 from tests.worker.device.known import CATALOGUE, deployment
 
 MODERN = ("A100-80-SXM", "H100-SXM", "H200-SXM", "B200", "B300", "L40S", "RTX-PRO-6000", "H20")

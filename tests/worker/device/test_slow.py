@@ -2,8 +2,8 @@ from fractions import Fraction
 
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.batch import Batch
-from lorrery.worker.device.llm_mock import LlmMock
-from lorrery.worker.device.slow import NO_SPELLS, Slowed, Spells
+from lorrery.worker.device.constant import LlmMock
+from lorrery.worker.device.steptime import NO_SPELLS, Slowed, Spells
 
 
 def test_a_step_is_stretched_where_its_boundary_lies_in_a_spell():

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
+from lorrery.worker.device.constant import LlmMock
 from lorrery.worker.device.fitted import Fitted
-from lorrery.worker.device.llm_mock import LlmMock
 from lorrery.worker.device.lora import LoraKernels
 from lorrery.worker.device.naive import NaiveRoofline
 from lorrery.worker.device.profile import read_profile

@@ -14,8 +14,7 @@ from typing import Any
 
 from lorrery.cli.serve.flags import FLAGS
 from lorrery.cli.serve.values import SECONDS, read_adapters, refusals, seconds, size, values_of, wide
-from lorrery.scheduler.core.batching.table import way_of
-from lorrery.scheduler.core.policies import batching_of
+from lorrery.scheduler.core.policies import batching_of, way_of
 from lorrery.service.errors import SettingsError
 from lorrery.service.files.reading import to_toml
 from lorrery.service.names import quoted
@@ -23,8 +22,8 @@ from lorrery.service.settings.cluster import FORMAT, Settings, changed
 from lorrery.service.settings.presets import MAX_LORA_RANKS
 from lorrery.service.settings.reading import merge, nested
 from lorrery.worker.build import deployment_of, read_catalogue
-from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.memory import kv_bytes_per_token
+from lorrery.worker.device.deployment import kv_bytes_per_token
+from lorrery.worker.device.hardware import CatalogueError
 
 MAX_MODEL_LEN = 8192
 """Most tokens of a prompt and its output of a model whose own are not in the catalogue."""

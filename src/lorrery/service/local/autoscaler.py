@@ -16,8 +16,7 @@ from itertools import count
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from lorrery.scheduler.core.autoscaling.figures import HISTOGRAMS, Sample, Window
-from lorrery.scheduler.core.autoscaling.rule import Autoscaler
+from lorrery.scheduler.core.autoscaling import HISTOGRAMS, Autoscaler, Sample, Window
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.local.cluster import START_SECONDS, LocalCluster
 from lorrery.service.settings.cluster import Settings

@@ -1,15 +1,14 @@
 """The settings of the autoscaler, a rule that determines the number of workers, live and simulated.
 
 Names and defaults are those of Kubernetes' HorizontalPodAutoscaler (`behavior`, `tolerance`, the controller's sync
-period) and of KEDA's ScaledObject (`cooldownPeriod`); the algorithm is in `lorrery.scheduler.core.autoscaling.rule`.
+period) and of KEDA's ScaledObject (`cooldownPeriod`); the algorithm is in `lorrery.scheduler.core.autoscaling`.
 """
 
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from lorrery.scheduler.core.autoscaling.figures import COUNTED, METRICS
-from lorrery.scheduler.core.autoscaling.rule import MOST_REPLICAS, Direction, Rule
+from lorrery.scheduler.core.autoscaling import COUNTED, METRICS, MOST_REPLICAS, Direction, Rule
 from lorrery.service.settings.sections import LONGEST_SECONDS, PositiveSeconds, Seconds, Section, named
 
 SHORTEST_SECONDS = 0.1

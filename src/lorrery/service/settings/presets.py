@@ -16,8 +16,7 @@ from lorrery.service.errors import SettingsError
 from lorrery.service.files.reading import read_tables
 from lorrery.service.settings.reading import merge, nested
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
-from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import Gpu
+from lorrery.worker.device.hardware import CatalogueError, Gpu
 
 FORMAT = 1
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

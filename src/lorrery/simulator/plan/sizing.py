@@ -202,7 +202,7 @@ TURNS: dict[str, Row] = {
     "static": lambda s, limits: PromptTurns(Turns.ROUNDS, limits.max_prompt_tokens),
     "llm_mock": lambda s, limits: PromptTurns(Turns.BESIDE, NEVER),
 }
-"""Ways to batch, by their names in `scheduler.core.batching.table`; one from a plug-in counts as `continuous`."""
+"""Ways to batch, by their names in `scheduler.core.policies`; one from a plug-in counts as `continuous`."""
 
 _NO_LOADS = Loads()
 _PAGED = {"paged", "on_demand", "no_evict", "estimated"}

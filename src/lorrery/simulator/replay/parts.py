@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from lorrery.scheduler.core.placements.base import Candidate
 from lorrery.scheduler.core.placements.candidate import Figures
-from lorrery.scheduler.core.protocols.placement import Placement
+from lorrery.scheduler.core.placements.table import Placement
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence, Withdrawal
 from lorrery.scheduler.messages import WorkerHello
@@ -32,11 +32,9 @@ from lorrery.vocabulary.endings import CancelCause
 from lorrery.worker.build import answers_of, device_of, spells_of
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.output import Sampling
-from lorrery.worker.device.pace import Pace
+from lorrery.worker.device.output import GREEDY, Sampler, Sampling
 from lorrery.worker.device.rows import DeviceSequence
-from lorrery.worker.device.sampler import GREEDY, Sampler
-from lorrery.worker.device.slow import Spells
+from lorrery.worker.device.steptime import Pace, Spells
 
 
 @dataclass(slots=True)

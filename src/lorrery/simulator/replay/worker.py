@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.adapters.log import AdapterLog
+from lorrery.scheduler.core.adapters.loads import AdapterLog
 from lorrery.scheduler.core.facts import Event, Preempted, Recalled
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
@@ -16,8 +16,8 @@ from lorrery.simulator.replay.journal import ExpectedPlan, ExpectedStep, Late, L
 from lorrery.simulator.replay.parts import DifferenceError, Replayed, ReplayedRequest, ReplayParts, compare
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.units import NEVER
+from lorrery.worker.device.batch import StepOutcome
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.work import StepOutcome
 
 
 @dataclass(slots=True)

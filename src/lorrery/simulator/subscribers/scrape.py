@@ -6,7 +6,7 @@ TTFT counts when the first token is produced; a request and its queue time count
 
 from collections.abc import Mapping, Sequence
 
-from lorrery.scheduler.core.autoscaling.figures import HISTOGRAMS, Sample
+from lorrery.scheduler.core.autoscaling import HISTOGRAMS, Sample
 from lorrery.scheduler.core.facts import Handler
 from lorrery.service.telemetry.engine_series import vllm_series
 from lorrery.service.telemetry.series import Histogram

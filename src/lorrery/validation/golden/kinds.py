@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from lorrery.loadgen.workload.slora import draw, slora_summary
 from lorrery.router.sampling import read_sampling
-from lorrery.scheduler.core.limits import Limits, check_lengths
 from lorrery.scheduler.core.prefix_cache import StaticTrie
+from lorrery.scheduler.core.refusals import Limits, check_lengths
 from lorrery.service.errors import InvalidRequest
 from lorrery.validation.golden.kind import Kind, Mismatch, Record, compare, compare_close
 from lorrery.validation.golden.llmmock_scheduler import LlmMockScheduler
@@ -17,7 +17,7 @@ from lorrery.validation.golden.slora_queues import SLORA_QUEUES
 from lorrery.validation.golden.vllm_scheduler import VllmScheduler
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.batch import Batch, PrefillChunk
-from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.constant import LlmMock
 from lorrery.worker.device.output import LlmMockLength
 
 
@@ -137,7 +137,7 @@ STEP_TIME_TOLERANCE = 1e-6
 
 
 class LlmMockStepTime:
-    """llm-mock's step-time formula, against `worker.device.llm_mock`: one batch, and the duration of its step.
+    """llm-mock's step-time formula, against `worker.device.constant`: one batch, and the duration of its step.
 
     Ours counts integer picoseconds and rounds its cost coefficient once, by 6.4e-8 of it.
     """

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.llm_mock import LlmMock
+from lorrery.scheduler.core.batching.whole_prompts import LlmMock
 from lorrery.scheduler.core.facts import Admitted, Finished, FirstToken
-from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
+from lorrery.scheduler.core.memory.base import UnlimitedMemory
 from lorrery.scheduler.core.plan import Plan, Ran
+from lorrery.scheduler.core.planner import ReplicaOptions
 from lorrery.scheduler.core.prefix_cache import StaticTrie
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.validation.golden.kind import Mismatch, Record, compare, compare_close
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+from lorrery.worker.device.constant import LlmMock as LlmMockStepTime
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.llm_mock import LlmMock as LlmMockStepTime
 from lorrery.worker.device.output import LlmMockLength, Sampling, ending
 from lorrery.worker.device.rows import DeviceSequence
 

@@ -22,12 +22,12 @@ from lorrery.scheduler.core.batching.slora_loop import IDLE_POLL_PS, MAX_WAIT_ST
 from lorrery.scheduler.core.facts import AdaptersKept, Event, Finished
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
-from lorrery.scheduler.core.protocols.queue import Queue
-from lorrery.scheduler.core.queues.cluster import Cluster
+from lorrery.scheduler.core.planner import ReplicaOptions
+from lorrery.scheduler.core.protocols import Queue
+from lorrery.scheduler.core.queues.few_adapters import Cluster
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.queues.vtc_fair import VtcFair
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.golden.kind import Mismatch, Record, compare
 from lorrery.vocabulary.endings import FinishReason

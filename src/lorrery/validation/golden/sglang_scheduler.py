@@ -18,13 +18,12 @@ from lorrery.scheduler.core.batching.sglang import Sglang
 from lorrery.scheduler.core.facts import Event, Finished, Preempted
 from lorrery.scheduler.core.memory.estimated import EstimatedMemory
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
+from lorrery.scheduler.core.planner import ReplicaOptions
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
-from lorrery.scheduler.core.queues.longest_prefix import LongestPrefix
-from lorrery.scheduler.core.queues.rejoining import Rejoining
+from lorrery.scheduler.core.queues.sglang import LongestPrefix, Rejoining
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.replica_options import ReplicaOptions
+from lorrery.scheduler.core.replica_settings import SglangRules
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.core.sglang_rules import SglangRules
 from lorrery.validation.golden.kind import Mismatch, Record, Skip, compare
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND

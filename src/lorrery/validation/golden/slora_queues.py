@@ -16,13 +16,11 @@ from typing import Any
 from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits
 from lorrery.scheduler.core.memory.base import Check
 from lorrery.scheduler.core.memory.peak import PeakMemory
-from lorrery.scheduler.core.protocols.queue import Queue
-from lorrery.scheduler.core.queues.cluster import Cluster
+from lorrery.scheduler.core.protocols import Queue
 from lorrery.scheduler.core.queues.early_drop import EarlyDrop, SloraOverload
+from lorrery.scheduler.core.queues.few_adapters import Cluster, Peft
 from lorrery.scheduler.core.queues.fifo import Fifo
-from lorrery.scheduler.core.queues.peft import Peft
-from lorrery.scheduler.core.queues.pets import Pets
-from lorrery.scheduler.core.queues.profile import LENGTH_STEP, MAX_PROFILED_TOKENS, MeasuredProfile
+from lorrery.scheduler.core.queues.pets import LENGTH_STEP, MAX_PROFILED_TOKENS, MeasuredProfile, Pets
 from lorrery.scheduler.core.queues.vtc_fair import INPUT_PRICE, OUTPUT_PRICE, VtcFair
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -67,7 +65,7 @@ class QueueBench:
             case ["decode", num_steps]:
                 for _ in range(num_steps):
                     self.queue.decoded(self._running, 1)
-                    self._running.advance(1)
+                    self._running.decode_step += 1
                     self._drop_ended(list(self._running))
             case ["advance", seconds]:
                 self.now_ps += round(seconds * PS_PER_SECOND)

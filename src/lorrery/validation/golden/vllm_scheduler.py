@@ -21,12 +21,11 @@ from lorrery.scheduler.core.batching.vllm import Vllm
 from lorrery.scheduler.core.facts import Admitted, Cancelled, Event, Finished, Preempted
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
+from lorrery.scheduler.core.planner import ReplicaOptions
 from lorrery.scheduler.core.prefix_cache.changes import BlocksRemoved
 from lorrery.scheduler.core.prefix_cache.scheduled_blocks import ScheduledBlockCache
-from lorrery.scheduler.core.queues.fifo import Fifo
-from lorrery.scheduler.core.queues.priority import Priority
+from lorrery.scheduler.core.queues.fifo import Fifo, Priority
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.golden.kind import Mismatch, Record, compare
 from lorrery.vocabulary.endings import FinishReason

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from lorrery.scheduler.core.batching.table import BATCHINGS, way_of
-from lorrery.scheduler.core.combinations import why_excluded
-from lorrery.scheduler.core.policies import batching_of
+from lorrery.scheduler.core.build import why_excluded
+from lorrery.scheduler.core.policies import BATCHINGS, batching_of, way_of
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lorrery.scheduler.core.checked.base import SequenceError
 from lorrery.scheduler.core.facts import Cancelled, Dropped, Event, Finished
+from lorrery.scheduler.core.placements.table import Placement
 from lorrery.scheduler.core.plan import Plan
-from lorrery.scheduler.core.policy_errors import SequenceError
-from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.queues.base import is_asked_every_step
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings

@@ -17,14 +17,14 @@ from lorrery.scheduler.core.checked.base import original
 from lorrery.scheduler.core.checked.placement import fields_of, put_back
 from lorrery.scheduler.core.placements.base import Choice
 from lorrery.scheduler.core.placements.candidate import PREDICTED, Figures, not_kept
-from lorrery.scheduler.core.protocols.placement import Placement
+from lorrery.scheduler.core.placements.table import Placement
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.plugins import in_words
 from lorrery.simulator.replay.parts import RecordedCandidate
 from lorrery.validation.policy.contract import PolicyFault
 from lorrery.validation.policy.drive import NeverReturnedError, until_stuck
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.pace import Pace
+from lorrery.worker.device.steptime import Pace
 
 _MOST_WORKERS, _MOST_REQUESTS = 6, 60
 _PREDICTED = frozenset({*PREDICTED, *Pace._fields})

@@ -1,13 +1,13 @@
 """A replica with one queue, what arrives there, and what enters its batch."""
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.continuous import Continuous
+from lorrery.scheduler.core.batching.whole_prompts import Continuous
 from lorrery.scheduler.core.facts import Admitted
 from lorrery.scheduler.core.memory.peak import PeakMemory
-from lorrery.scheduler.core.protocols.queue import Queue
-from lorrery.scheduler.core.queues.profile import Profile
+from lorrery.scheduler.core.planner import ReplicaOptions
+from lorrery.scheduler.core.protocols import Queue
+from lorrery.scheduler.core.queues.pets import Profile
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.policy.drive import World
 

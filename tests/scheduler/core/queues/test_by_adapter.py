@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.scheduler.core.queues.by_adapter import WaitingByAdapter, adapter_key
-from lorrery.scheduler.core.queues.waiting import WaitingList
+from lorrery.scheduler.core.queues.waiting import WaitingByAdapter, WaitingList, adapter_key
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 ADAPTERS = (None, Adapter("a", 4), Adapter("b", 4), Adapter("b", 4, version=1))

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.continuous import Continuous
+from lorrery.scheduler.core.batching.whole_prompts import Continuous
 from lorrery.scheduler.core.memory.peak import PeakMemory
-from lorrery.scheduler.core.queues.cluster import Cluster
+from lorrery.scheduler.core.planner import ReplicaOptions
+from lorrery.scheduler.core.queues.few_adapters import Cluster
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.validation.policy.drive import step_by_step
 from tests.scheduler.core.queues.one_queue import A, B, C, admitted, replica_of, request, try_once, world

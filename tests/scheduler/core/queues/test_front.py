@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorrery.scheduler.core.queues.base import goes_by_arrival
-from lorrery.scheduler.core.queues.by_adapter import WaitingByAdapter
 from lorrery.scheduler.core.queues.fifo import Fifo
-from lorrery.scheduler.core.queues.waiting import WaitingList
+from lorrery.scheduler.core.queues.waiting import WaitingByAdapter, WaitingList
 from lorrery.scheduler.core.sequence import Sequence
 
 CHANGES = st.tuples(

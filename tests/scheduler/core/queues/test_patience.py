@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lorrery.scheduler.core.queues.cluster import Cluster
-from lorrery.scheduler.core.queues.peft import Peft
+from lorrery.scheduler.core.queues.few_adapters import Cluster, Peft
 from lorrery.scheduler.core.queues.pets import Pets
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.policy.drive import jump, step_by_step

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lorrery.scheduler.core.queues.peft import Peft
+from lorrery.scheduler.core.queues.few_adapters import Peft
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.validation.policy.drive import step_by_step

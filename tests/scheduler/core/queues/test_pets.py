@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorrery.scheduler.core.build import TABLES_PACKAGE, Devices
-from lorrery.scheduler.core.queues.pets import MIN_WAITING, Pets, _cut
-from lorrery.scheduler.core.queues.profile import DeviceProfile, MeasuredProfile
+from lorrery.scheduler.core.queues.pets import MIN_WAITING, DeviceProfile, MeasuredProfile, Pets, _cut
 from lorrery.service.files.reading import read_tables
 from tests.scheduler.core.queues.one_queue import LengthProfile, replica_of, request, try_once
 

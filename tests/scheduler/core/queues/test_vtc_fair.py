@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.static import Static
+from lorrery.scheduler.core.batching.whole_prompts import Static
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.queues.vtc_fair import INPUT_PRICE, OUTPUT_PRICE, VtcFair
 from lorrery.scheduler.core.replica import Replica

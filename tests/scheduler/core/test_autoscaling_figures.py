@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.scheduler.core.autoscaling.figures import METRICS, Reading, Sample, Window, quantile
+from lorrery.scheduler.core.autoscaling import METRICS, Reading, Sample, Window, quantile
 from lorrery.service.telemetry.series import Histogram
 
 BOUNDS = (0.1, 0.5, 1.0, 5.0)

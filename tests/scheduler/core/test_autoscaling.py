@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.scheduler.core.autoscaling.rule import MOST_REPLICAS, Autoscaler, Direction, Reading, Rule
+from lorrery.scheduler.core.autoscaling import MOST_REPLICAS, Autoscaler, Direction, Reading, Rule
 
 FREE = Direction(stabilization_seconds=0, max_pods=10_000, max_percent=0, period_seconds=15)
 HPA_UP = Direction(stabilization_seconds=0, max_pods=4, max_percent=100, period_seconds=15)

@@ -1,9 +1,13 @@
-"""The protocol of queues."""
+"""Protocols of plug-ins: a queue, and a way to batch (docs/plug-ins.md); `placements.table` has that of placements.
+
+Not compiled, since no class outside could derive from a compiled one.
+"""
 
 from collections.abc import Iterator
 from typing import Protocol
 
-from lorrery.scheduler.core.admission import AdmissionPass
+from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits
+from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
@@ -82,4 +86,29 @@ class Queue(Protocol):
 
     def decoded(self, running: Running, num_steps: int) -> None:
         """Note that every running sequence decoded `num_steps` tokens; called before any of them leaves."""
+        ...
+
+
+class Batching(Protocol):
+    """Chooses the next step. Its own state changes in `choose`, `advanced` and `emptied` only."""
+
+    @property
+    def limits(self) -> BatchLimits:
+        """Limits of one admission pass into an empty batch."""
+        ...
+
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
+        """Choose the next step. `Step.max_steps` says for how long the choice would be the same without events."""
+        ...
+
+    def advanced(self, num_decode_steps: int) -> None:
+        """Note that this many decode steps of the last choice are done."""
+        ...
+
+    def emptied(self, at_ps: int) -> None:
+        """Note that the batch became empty at this boundary."""
+        ...
+
+    def arrivals_matter(self, context: BatchContext) -> bool:
+        """Return whether an arrival may change the last choice before it has run out."""
         ...
