@@ -322,6 +322,21 @@ async def test_requests_for_the_base_model_spread(start_router: StartRouter) -> 
     await router.until_empty()
 
 
+async def test_the_outputs_of_a_request_go_to_one_shard_and_requests_spread(start_router: StartRouter) -> None:
+    router = await start_router(2)
+    routes = [await router.route(index) for index in range(2)]
+    await router.until_connected()
+    groups = [types_pb2.OutputGroup(id=f"group-{index % 20}", num_outputs=3) for index in range(60)]
+    calls = [router.generate(request_id=str(index), group=group) for index, group in enumerate(groups)]
+    await router.until(lambda: sum(route.num_submits for route in routes) == 60)
+    served = [{route.submits.get_nowait().group.id for _ in range(route.num_submits)} for route in routes]
+    assert not served[0] & served[1]
+    assert all(served)
+    for call in calls:
+        call.cancel()
+    await router.until_empty()
+
+
 async def test_the_streams_of_a_lost_shard_go_on_at_another(start_router: StartRouter) -> None:
     router = await start_router(2)
     routes = [await router.route(index) for index in range(2)]
