@@ -99,6 +99,24 @@ def test_the_same_is_there_as_prometheus_text():
     assert set(seen.metrics) == set(METRICS)
 
 
+def test_at_the_end_its_series_say_of_all_requests_what_the_result_says():
+    own = cluster()
+    while not own.advance(10).done:
+        pass
+    samples = {
+        sample.name.removeprefix("vllm:"): sample.value
+        for family in text_string_to_metric_families(own.metrics())
+        for sample in family.samples
+    }
+    found = own.result().columns
+    assert samples["request_success_total"] == len(found.ttft_seconds) > 0
+    assert samples["prompt_tokens_total"] == found.prompt_tokens.sum()
+    assert samples["generation_tokens_total"] == found.output_tokens.sum()
+    for name, seconds in (("time_to_first_token", found.ttft_seconds), ("request_queue_time", found.queue_seconds)):
+        assert samples[f"{name}_seconds_count"] == len(seconds)
+        assert samples[f"{name}_seconds_sum"] == pytest.approx(seconds.sum())
+
+
 def test_what_cannot_be_is_refused():
     own = cluster()
     for wrong in (-1, 2.5, True, "2", None):
