@@ -67,14 +67,18 @@ def test_workers_start_serve_and_drain_in_virtual_time():
     assert [row.desired for row in found.scaling.timeline] == [3, 1]
 
 
-def test_a_worker_that_is_lost_is_seen_to_start():
-    own = cluster(workers=2, faults=["worker_loss,at=3,worker=worker-0"])
+@pytest.mark.parametrize(("lost", "stays"), [("worker-0", "worker-1"), ("worker-1", "worker-0")])
+def test_a_worker_that_is_lost_is_seen_to_start_and_is_then_the_first_to_leave(lost: str, stays: str):
+    own = cluster(workers=2, faults=[f"worker_loss,at=3,worker={lost}"])
     assert own.advance(2.9).num_ready == 2
     seen = own.advance(0.2)
     assert (seen.num_ready, seen.num_starting) == (1, 1)
     assert own.advance(5.0).num_ready == 2
     own.scale(1)
     assert own.advance(30).num_ready == 1
+    found = own.result().columns
+    late = (found.arrival_seconds > 9) & (found.status == "OK")
+    assert set(found.worker_id[late]) == {stays}
 
 
 def test_a_worker_may_be_lost_twice_by_the_settings_faults_too():
