@@ -377,3 +377,19 @@ def test_handles_are_joined_once_and_left_once():
         gpu.leave(2)
     with pytest.raises(ValueError, match="cannot run 0 steps"):
         gpu.jump(0)
+
+
+@pytest.mark.parametrize("num_done", [0, 1, 4], ids=["in prefill", "first decode", "later"])
+@pytest.mark.parametrize(("old", "new"), [(ROOFLINE, LLM_MOCK), (LLM_MOCK, ROOFLINE), (LAUNCH_BOUND, ROOFLINE)])
+def test_a_step_that_has_not_begun_takes_the_time_of_the_model_in_use(
+    num_done: int, old: StepTimeModel, new: StepTimeModel
+) -> None:
+    gpu = MockGpu(old)
+    sequence = DeviceSequence(1, 40, 0, 5, Ending(20, FinishReason.LENGTH), None, "", 0)
+    gpu.join(sequence)
+    gpu.begin([whole(sequence)], decode=True)
+    for _ in range(num_done):
+        gpu.advance()
+    assert gpu.step_ps() == old.step_ps(gpu.batch())  # asked, and not begun
+    gpu.use(new)
+    assert gpu.step_ps() == gpu.run(1)[1] == new.step_ps(gpu.batch()) != old.step_ps(gpu.batch())
