@@ -175,6 +175,34 @@ def test_a_resumed_request_shows_all_its_output_also_while_it_is_held() -> None:
     assert shown == [[3, 0], [4, 1], [5, 2], [5, 3], [5, 4], [5, 5], [5, 6]]
 
 
+async def test_a_worker_that_leaves_after_it_has_drained_is_not_lost(scheduler: Harness) -> None:
+    watch = Watch(scheduler)
+    await watch.next()
+    worker = await scheduler.attach()
+    await worker.call.write(pb.AttachRequest(draining=pb.WorkerDraining()))
+    await watch.until(lambda _: ("worker_draining", "w") in watch.events)
+    worker.call.cancel()
+    frame = await watch.until(lambda _: ("worker_lost", "w left, 0 requests queued again") in watch.events)
+    assert (list(frame.workers), frame.totals.workers_lost) == ([], 0)
+
+
+async def test_requests_that_wait_for_a_slot_of_their_key_wait(scheduler: Harness) -> None:
+    worker, router = await scheduler.attach(), await scheduler.route()
+    for handle in (1, 2, 3):
+        submit = pb.Submit(
+            handle=handle,
+            request_id=f"request-{handle}",
+            prompt_token_ids_u32=u32.pack(range(10)),
+            sampling=pb.Sampling(seed=1, max_new_tokens=4),
+            quota=pb.Quota(key="k", max_running=1),
+        )
+        await router.call.write(pb.RouteRequest(submit=submit))
+    await worker.plan()
+    await wait_until(lambda: scheduler.value("held_requests") == 2)
+    gauges = ("waiting_requests", "unplaced_requests", "running_requests", "in_flight_requests")
+    assert [scheduler.value(name) for name in gauges] == [2, 0, 1, 3]
+
+
 async def test_nothing_is_kept_while_nobody_watches(scheduler: Harness) -> None:
     worker, router = await scheduler.attach(), await scheduler.route()
     assert history(scheduler) is None

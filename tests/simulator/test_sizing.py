@@ -115,3 +115,10 @@ def test_a_busy_replica_refuses_none_of_the_burst_that_its_run_begins_with(bound
     cluster = Settings.model_validate({"model": "Llama-2-7B", "worker": {"gpu": "A10G"}, "scheduler": own})
     bounded = changed(cluster, {f"scheduler.{name}": value for name, value in bounds.items()})
     assert busy_rate(bounded, options, 24) == busy_rate(cluster, options, 24)
+
+
+def test_the_rate_of_a_busy_replica_does_not_grow_with_the_schedulers() -> None:
+    options = LoadOptions(input_range=(500, 500), output_range=(20, 20))
+    two = changed(CLUSTER, {"router.schedulers": ["127.0.0.1:1", "127.0.0.1:2"]})
+    rate, _ = busy_rate(changed(CLUSTER), options, 24)
+    assert busy_rate(two, options, 24)[0] == pytest.approx(rate, rel=0.2)
