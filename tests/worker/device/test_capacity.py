@@ -197,3 +197,12 @@ def test_a_load_of_two_seconds_delays_those_that_wait_for_it_and_blocking_their_
     ratio: float, blocking: bool, per_token: float, waits: tuple[float, float]
 ):
     assert Loads(ratio, 2.0, blocking).waits(0.3, per_token) == pytest.approx(waits)
+
+
+def test_a_stream_alone_waits_for_its_own_load_and_stalls_for_no_others():
+    work = replace(QUESTION, num_adapters=4)
+    without = capacity("Llama-3-8B", "H100", 1, work)
+    loading = capacity("Llama-3-8B", "H100", 1, work, room=Room(loads=Loads(1.0, 2.0, blocking=True)))
+    one, alone = loading.point(1), without.point(1)
+    assert (one.ttft, one.tpot) == (pytest.approx(alone.ttft + 2.0), pytest.approx(alone.tpot))
+    assert loading.point(2).tpot > without.point(2).tpot
