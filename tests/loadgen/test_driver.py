@@ -164,6 +164,20 @@ async def test_time_scale_stretches_the_schedule_and_figures_are_device_seconds(
     assert 0.36 < summarise(OutcomeTable.of(driver.outcomes)).tpot_ms.p50 < 36
 
 
+async def test_a_closed_loop_ends_and_a_late_send_is_measured_in_device_seconds(start_router):
+    router = await start_router(time_scale=0.01, gap=0.002)
+    # 20 device seconds are 0.2 s here, in which not all of these can be sent one after the other.
+    driver = await drive(router, workload(200, output=2), concurrency=1, duration_seconds=20.0)
+    assert 0 < len(driver.outcomes) < 200
+    assert max(outcome.sent_seconds for outcome in driver.outcomes) < 20.0
+    slow = await start_router(time_scale=0.01, first_gap=0.1)
+    registry = CollectorRegistry()
+    late = await drive(slow, workload(2), max_in_flight=1, registry=registry)
+    # The second waits 0.1 s on the wall for the first, which are 10 s on the device.
+    assert max(outcome.sent_seconds - outcome.intended_seconds for outcome in late.outcomes) > 9
+    assert registry.get_sample_value("lorrery_loadgen_send_delay_seconds_sum") > 9
+
+
 async def test_the_closed_loop_keeps_its_number_of_clients(start_router):
     router = await start_router(gap=0.002)
     driver = await drive(router, workload(20), concurrency=3)

@@ -197,6 +197,16 @@ def test_every_column_is_there_whole_from_60_columns_on(width, latencies, adapte
     assert "left out" not in text
 
 
+def test_the_three_commonest_failures_are_told_each_with_its_first_message():
+    failed = ["NOT_FOUND", "UNAVAILABLE", "INTERNAL", "UNAVAILABLE", "OK", "INTERNAL", "INTERNAL", "ABORTED", "ABORTED"]
+    outcomes = [outcome(index, status, detail=f"message {index}") for index, status in enumerate(failed)]
+    assert report([*outcomes, outcome(9, INTERRUPTED)]).failures == (
+        "3 x INTERNAL, request 2: message 2",
+        "2 x ABORTED, request 7: message 7",
+        "2 x UNAVAILABLE, request 1: message 1",
+    )
+
+
 def test_a_narrower_terminal_shows_fewer_columns_and_names_the_others():
     text = lines_at(44)
     assert LATENCIES_AT_44 in text

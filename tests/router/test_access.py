@@ -7,8 +7,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from lorrery.router.access import read_keys
-from lorrery.service.errors import SettingsError
+from lorrery.router.access import ApiKey, check_use, read_keys
+from lorrery.service.errors import PermissionDenied, SettingsError
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from tests.cluster.client import error_info
 from tests.cluster.harness import wait_until
@@ -107,6 +107,28 @@ async def test_a_key_may_not_speak_for_another_tenant_nor_use_its_adapters(start
         code, reason, facts = await refusal(harness.stub.Generate(request, metadata=metadata, timeout=TIMEOUT_SECONDS))
         assert (code, reason, facts["field"]) == (DENIED, "PERMISSION_DENIED", field), request
     assert harness.sample("lorrery_router_requests_total", outcome="denied") == 5
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "max_new_tokens", "over"),
+    [
+        (4, 8, None),
+        (1, 9, ("max_new_tokens", 9, 8)),
+        (5, 8, ("tokens_per_minute", 13, 12)),  # a prompt counts too
+        (12, 1, ("tokens_per_minute", 13, 12)),
+    ],
+)
+def test_a_request_over_a_limit_of_its_key_is_denied(
+    prompt_tokens: int, max_new_tokens: int, over: tuple[str, int, int] | None
+):
+    key = ApiKey(name="k", sha256="0" * 64, tenant="t", max_new_tokens=8, tokens_per_minute=12)
+    if over is None:
+        check_use(key, "lora-0", max_new_tokens, prompt_tokens)
+        return
+    field, value, limit = over
+    with pytest.raises(PermissionDenied) as error:
+        check_use(key, "lora-0", max_new_tokens, prompt_tokens)
+    assert error.value.facts == {"field": field, "value": str(value), "limit": str(limit)}
 
 
 async def test_what_is_forbidden_is_so_whether_it_exists_or_not(start_router: StartRouter, keys: Path):

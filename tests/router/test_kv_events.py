@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import cast
 
 import grpc.aio
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,6 +94,23 @@ def test_a_block_is_there_while_some_worker_has_it(steps) -> None:
             apply(copy, cache.apply(worker, events))
         there = set().union(*workers.values()) if workers else set()
         assert copy == {block_hash: tokens(block_hash) for block_hash in there}
+
+
+@pytest.mark.parametrize(
+    ("num_known", "rest", "parent"), [(0, [1, 2, 3, 4], None), (1, [2, 3, 4], 1), (2, [3, 4], 2), (3, [4], 3)]
+)
+def test_of_a_chain_whose_beginning_another_worker_has_only_the_rest_is_told(
+    num_known: int, rest: list[int], parent: int | None
+) -> None:
+    cache = OneCache()
+    chain = [1, 2, 3, 4]
+    if num_known:
+        cache.apply(("s1", "a"), pb.KvEvents(block_size=BLOCK, events=[stored(chain[:num_known])]))
+    (event,) = cache.apply(("s1", "b"), pb.KvEvents(block_size=BLOCK, events=[stored(chain)])).events
+    assert list(event.stored.block_hashes) == rest
+    assert (event.stored.parent_block_hash if event.stored.HasField("parent_block_hash") else None) == parent
+    assert u32.unpack(event.stored.token_ids_u32).tolist() == [token for block in rest for token in tokens(block)]
+    assert not cache.apply(("s2", "a"), pb.KvEvents(block_size=BLOCK, events=[stored(chain)])).events
 
 
 def test_of_one_adapter_only_its_blocks_are_told() -> None:

@@ -60,7 +60,12 @@ async def test_a_scheduler_may_come_while_certificates_are_being_changed(tmp_pat
             await wait_until(lambda: len(placement.shards) == 2)
 
 
-async def test_requests_stay_with_a_scheduler_that_leaves_while_no_other_has_workers(start_router: StartRouter) -> None:
+@pytest.mark.parametrize(
+    ("num_workers", "served_by"), [((4, 0), "leaving"), ((4, 4), "staying"), ((0, 4), "staying"), ((0, 0), "staying")]
+)
+async def test_requests_stay_with_a_scheduler_that_leaves_only_while_no_other_has_workers(
+    start_router: StartRouter, num_workers: tuple[int, int], served_by: str
+) -> None:
     router = await start_router(2)
     routes = [await router.route(index) for index in range(2)]
     await router.until_connected()
@@ -68,17 +73,17 @@ async def test_requests_stay_with_a_scheduler_that_leaves_while_no_other_has_wor
     leaving.leaving = True
 
     def say_loads() -> None:
-        for route, num_workers in zip(routes, (4, 0), strict=True):
-            route.say_load(scheduler_pb2.SchedulerLoad(num_workers=num_workers, num_open=3, num_routers=1))
+        for route, num in zip(routes, num_workers, strict=True):
+            route.say_load(scheduler_pb2.SchedulerLoad(num_workers=num, num_open=3, num_routers=1))
 
     say_loads()
-    await router.until(lambda: leaving.says_load and not staying.has_workers)
+    await router.until(lambda: leaving.says_load and staying.says_load and staying.has_workers == (num_workers[1] > 0))
     calls = [router.generate(request_id=str(number)) for number in range(3)]
     for _ in calls:
-        await next_submit(routes[0])
+        await next_submit(routes[served_by == "staying"])
         say_loads()
     await router.stub_round_trip()
-    assert [route.num_submits for route in routes] == [3, 0]
+    assert [route.num_submits for route in routes] == ([3, 0] if served_by == "leaving" else [0, 3])
     for call in calls:
         call.cancel()
     await router.until_empty()

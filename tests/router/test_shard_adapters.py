@@ -3,8 +3,10 @@
 import grpc
 import pytest
 
+from lorrery.router.adapters import AdapterPaths
+from lorrery.service.settings.cluster import Settings
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
-from lorrery.vocabulary.adapters import AdapterChange
+from lorrery.vocabulary.adapters import AdapterChange, AdapterLog
 from tests.router.conftest import TIMEOUT_SECONDS, StartRouter, next_submit
 from tests.router.fake_scheduler import Route
 
@@ -202,3 +204,19 @@ async def test_what_a_load_an_unload_and_one_models_card_send_does_not_grow_with
         assert all("new" not in fake.adapters for fake in router.schedulers)
     few, many = sent
     assert all(most <= 1.5 * least + 20 for least, most in zip(few, many, strict=True)), sent
+
+
+def test_an_adapters_folder_is_that_of_its_latest_version_in_whatever_order_the_answers_come() -> None:
+    registry = [{"id": "listed", "rank": 8, "path": "/listed"}, {"id": "bare", "rank": 8}]
+    settings = Settings.model_validate({"adapters": {"registry": registry, "max_loaded_adapters": 2}})
+    log = AdapterLog(["listed", "bare"])
+    paths = AdapterPaths(settings, log)
+    assert [paths.get(name) for name in ("listed", "bare", "new")] == ["/listed", "", ""]
+    log.merge([AdapterChange(10, "new", 8), AdapterChange(20, "new", 8)])
+    paths.add("new", 20, "/second")
+    paths.add("new", 10, "/first")
+    assert paths.get("new") == "/second"
+    log.merge([AdapterChange(30, "new", 8), AdapterChange(31, "listed", 16)])  # through other routers
+    assert [paths.get(name) for name in ("listed", "new")] == ["", ""]
+    paths.add("listed", 31, "/other")
+    assert paths.get("listed") == "/other"

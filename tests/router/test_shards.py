@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from typing import Any
 
 import grpc
 import pytest
@@ -295,13 +296,24 @@ async def test_a_request_refused_by_the_only_shard_for_draining_is_unavailable_i
     assert (await failure(call)).code() == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_an_adapter_stays_on_its_shard_and_adapters_spread(start_router: StartRouter) -> None:
+@pytest.mark.parametrize("together", ["adapter", "outputs of one request"])
+async def test_what_belongs_together_stays_on_one_shard_and_the_rest_spreads(
+    start_router: StartRouter, together: str
+) -> None:
     router = await start_router(2)
     routes = [await router.route(index) for index in range(2)]
     await router.until_connected()
-    calls = [router.generate(adapter_id=f"lora-{index % 20}") for index in range(60)]
+
+    def fields(index: int) -> dict[str, Any]:
+        name = f"lora-{index % 20}"
+        if together == "adapter":
+            return {"adapter_id": name}
+        return {"request_id": str(index), "group": types_pb2.OutputGroup(id=name, num_outputs=3)}
+
+    calls = [router.generate(**fields(index)) for index in range(60)]
     await router.until(lambda: sum(route.num_submits for route in routes) == 60)
-    served = [{route.submits.get_nowait().adapter_id for _ in range(route.num_submits)} for route in routes]
+    submits = [[route.submits.get_nowait() for _ in range(route.num_submits)] for route in routes]
+    served = [{submit.adapter_id or submit.group.id for submit in some} for some in submits]
     assert not served[0] & served[1]
     assert all(served)
     for call in calls:

@@ -223,9 +223,13 @@ async def test_a_first_token_that_came_before_its_handler_asks_does_not_wait_for
     fanout.close()
 
 
-async def test_a_reader_is_slow_with_more_tokens_pending_than_the_limit(fanout: Fanout) -> None:
+@pytest.mark.parametrize("num_written", [0, 5, 20])
+async def test_a_reader_is_slow_with_more_tokens_pending_than_the_limit(fanout: Fanout, num_written: int) -> None:
     open_request = OpenRequest(REQUEST, echo)
     fanout.add(1, open_request)
+    for _ in range(num_written):
+        fanout.deliver(frame((1, 5)))
+        await open_request.next_message()
     for _ in range(8):
         fanout.deliver(frame((1, 5)))
     assert open_request.fanout is fanout

@@ -92,6 +92,32 @@ async def test_a_request_whose_stream_was_resumed_counts_once(scheduler: Harness
     assert scheduler.value("time_to_first_token_seconds_count") == 1
 
 
+@pytest.mark.parametrize("has_token", [True, False], ids=["after a token that was lost", "in its first prefill"])
+async def test_a_request_whose_stream_breaks_again_before_its_next_token_counts_once(
+    scheduler: Harness, has_token: bool
+) -> None:
+    worker, router = await scheduler.attach(), await scheduler.route()
+    await router.submit(1, prompt=10, max_new=5)
+    plan = await worker.plan()
+    if has_token:  # its router has not received it
+        await worker.step(plan)
+        plan = await worker.plan()
+    for _ in range(2):
+        await scheduler.hang_up(router)
+        router = await scheduler.route()
+        await router.submit(1, prompt=10, max_new=5, resumed=True)
+        await worker.step(plan, hand_back=True)
+        plan = await worker.plan_that_leaves(await worker.plan())
+    for _ in range(plan.max_steps):
+        await worker.step(plan)
+    tokens, _ = await served_by(worker, router, 1)
+    assert len(tokens) == 5
+    assert scheduler.value("orphaned_requests_total") == 2
+    for once in ("requests_total", "prompt_tokens_total", "queue_seconds_count", "time_to_first_token_seconds_count"):
+        expected = 10 if once == "prompt_tokens_total" else 1
+        assert scheduler.value(once, **({"outcome": "length"} if once == "requests_total" else {})) == expected
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["its end is known", "its end is not known yet"])
 async def test_a_request_that_waited_when_its_stream_broke_counts_once_too(scheduler: Harness, known: bool) -> None:
     router = await scheduler.route()

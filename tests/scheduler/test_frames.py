@@ -7,11 +7,26 @@ import grpc
 import grpc.aio
 import pytest
 
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.whole_prompts import Static
+from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.facts import FaultBegan, Preempted
+from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.memory.peak import PeakMemory
+from lorrery.scheduler.core.placements.by_load import LeastLoaded
+from lorrery.scheduler.core.plan import Plan
+from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.subscribers.frames import Tables, snapshot
+from lorrery.scheduler.subscribers.history import History
 from lorrery.v1 import frame_pb2, scheduler_pb2, types_pb2
 from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.validation.policy.drive import Device
 from lorrery.vocabulary import u32
 from tests.cluster.client import error_info
 from tests.cluster.harness import PATIENCE_SECONDS, wait_until
+from tests.scheduler.core.clusters import cluster
 from tests.scheduler.harness import Harness, tokens_of
 from tests.scheduler.harness import scheduler as scheduler
 
@@ -89,6 +104,103 @@ async def test_a_request_is_seen_from_its_arrival_to_its_end(scheduler: Harness)
         "load",
         *(["evict"] if len(watch.events) > 2 else []),
     ]
+
+
+async def test_output_that_a_resumed_request_brings_is_not_counted_as_new(scheduler: Harness) -> None:
+    watch = Watch(scheduler)
+    await watch.next()
+    worker, router = await scheduler.attach(), await scheduler.route()
+    await router.submit(1, prompt=10, max_new=5, produced=[100, 101], resumed=True)
+    plan = await worker.plan()
+    for num_new in (1, 2, 3):
+        await worker.step(plan)
+        if num_new == 1:
+            plan = await worker.plan()
+        frame = await watch.until(lambda frame, new=num_new: frame.totals.output_tokens == new)
+        assert [tenant.output_tokens for tenant in frame.tenants] == [num_new]
+    frame = await watch.until(lambda frame: frame.totals.finished == 1)
+    assert (frame.totals.output_tokens, frame.tenants[0].output_tokens) == (3, 3)
+    assert [one.output_tokens for one in watch.ended] == [5]
+
+
+@pytest.mark.parametrize(
+    ("num_frequent", "num_rare", "told", "num_more"),
+    [(10, 5, (10, 5), 0), (60, 0, (50, 0), 10), (60, 5, (45, 5), 15), (0, 60, (0, 50), 10), (60, 60, (0, 50), 70)],
+)
+def test_a_frame_has_the_latest_fifty_events_and_frequent_ones_only_beside_the_rare(
+    num_frequent: int, num_rare: int, told: tuple[int, int], num_more: int
+) -> None:
+    kept = History()
+    seen = kept.begin()
+    for number in range(60):
+        if number < num_frequent:
+            kept.handlers[Preempted](Preempted(Sequence(number, 1, 1)), number, None)
+        if number < num_rare:
+            kept.handlers[FaultBegan](FaultBegan(f"fault {number}"), number, None)
+    events, more = kept.take_events(seen)
+    frequent, rare = ([one for one in events if one.kind == kind] for kind in ("preempt", "fault"))
+    assert ((len(frequent), len(rare)), more) == (told, num_more)
+    assert events == sorted(events, key=lambda event: event.number)
+    assert [one.at_ps for one in frequent] == list(range(num_frequent - told[0], num_frequent))
+    assert [one.at_ps for one in rare] == list(range(num_rare - told[1], num_rare))
+    assert kept.take_events(seen) == ([], 0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_of_those_that_wait_the_longest_wait_is_shown(num_workers: int) -> None:
+    core = cluster(*[200] * num_workers)
+    for handle, arrived_ps in ((1, 10), (2, 40), (3, 70)):  # no worker has decided yet
+        core.submit(Sequence(handle, 5, 5, arrived_ps, tenant_id="t"), arrived_ps)
+    shown = snapshot(core, Tables(), 100)
+    (tenant,), (adapter,) = shown.tenants.values(), shown.adapters.values()
+    assert (tenant.num_waiting, tenant.oldest_ps) == (adapter.num_waiting, adapter.oldest_ps) == (3, 90)
+    assert [(worker.num_waiting, worker.oldest_ps) for worker in shown.workers] == [(3, 90)] * num_workers
+
+
+def test_a_resumed_request_shows_all_its_output_also_while_it_is_held() -> None:
+    core = ClusterCore(LeastLoaded())
+    memory = PeakMemory(200, exact=True, together=True)
+    core.attach(Member("w", Replica(Fifo(), Static(BatchLimits(4, 100)), memory), 200), 0)
+    core.submit(Sequence(1, 5, 20, produced_tokens=3), 0, resumed=True)
+    core.submit(Sequence(2, 5, 20), 0)
+    (member,), device, at_ps = core.members.values(), Device({1: 5, 2: 7}), 0
+    assert [snapshot(core, Tables(), 0).workers[0].num_waiting, member.replica.num_waiting] == [2, 2]
+    shown: list[list[int]] = []
+    while isinstance(plan := member.plan(at_ps), Plan):
+        shown.append(snapshot(core, Tables(), at_ps).workers[0].output_tokens)
+        ran = device.run(plan, at_ps, 1, None)
+        member.commit(plan, ran)
+        at_ps = ran.end_ps
+    # The first ends with its second token here, and keeps its place until the other's seventh.
+    assert shown == [[3, 0], [4, 1], [5, 2], [5, 3], [5, 4], [5, 5], [5, 6]]
+
+
+async def test_a_worker_that_leaves_after_it_has_drained_is_not_lost(scheduler: Harness) -> None:
+    watch = Watch(scheduler)
+    await watch.next()
+    worker = await scheduler.attach()
+    await worker.call.write(pb.AttachRequest(draining=pb.WorkerDraining()))
+    await watch.until(lambda _: ("worker_draining", "w") in watch.events)
+    worker.call.cancel()
+    frame = await watch.until(lambda _: ("worker_lost", "w left, 0 requests queued again") in watch.events)
+    assert (list(frame.workers), frame.totals.workers_lost) == ([], 0)
+
+
+async def test_requests_that_wait_for_a_slot_of_their_key_wait(scheduler: Harness) -> None:
+    worker, router = await scheduler.attach(), await scheduler.route()
+    for handle in (1, 2, 3):
+        submit = pb.Submit(
+            handle=handle,
+            request_id=f"request-{handle}",
+            prompt_token_ids_u32=u32.pack(range(10)),
+            sampling=pb.Sampling(seed=1, max_new_tokens=4),
+            quota=pb.Quota(key="k", max_running=1),
+        )
+        await router.call.write(pb.RouteRequest(submit=submit))
+    await worker.plan()
+    await wait_until(lambda: scheduler.value("held_requests") == 2)
+    gauges = ("waiting_requests", "unplaced_requests", "running_requests", "in_flight_requests")
+    assert [scheduler.value(name) for name in gauges] == [2, 0, 1, 3]
 
 
 async def test_nothing_is_kept_while_nobody_watches(scheduler: Harness) -> None:

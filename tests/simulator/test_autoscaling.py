@@ -9,8 +9,9 @@ import pytest
 import lorrery
 from lorrery.loadgen.report import scaling_lines
 from lorrery.loadgen.workload.outcome import OutcomeTable, RequestOutcome
+from lorrery.scheduler.core.autoscaling import Decision, Reading, Sample
 from lorrery.service.errors import SettingsError
-from lorrery.simulator.autoscaling import good_ratio
+from lorrery.simulator.autoscaling import good_ratio, scaling_row
 from lorrery.simulator.result import SimulationResult
 
 RULE = {
@@ -338,3 +339,16 @@ def test_a_request_is_good_within_both_limits(
         message_tokens=np.array([1, *[output_tokens - 1] * (output_tokens > 1)]),
     )
     assert good_ratio(OutcomeTable.of([outcome]), 2.0, 0.125) == is_good
+
+
+@pytest.mark.parametrize(("ready", "usage", "waiting"), [(4, 0.5, 3.0), (1, 2.0, 12.0), (0, 2.0, 12.0)])
+def test_a_row_of_the_timeline_has_what_a_replica_has_of_each_total(ready: int, usage: float, waiting: float) -> None:
+    sample = Sample(30.0, ready, num_requests_waiting=12, kv_cache_usage_perc=2.0)
+    readings = {
+        "num_requests_waiting": Reading(12.0, True, ready),
+        "time_to_first_token_seconds_p90": Reading(0.7, is_total=False),
+    }
+    row = scaling_row(sample, Decision(5, 6, "why"), [*readings, "generation_tokens_per_second"], readings)
+    assert (row.kv_cache_usage_perc, row.num_requests_waiting) == (usage, 12)
+    assert row.values == (waiting, 0.7, None)
+    assert (row.desired, row.recommended) == (5, 6)

@@ -127,6 +127,19 @@ def test_a_gap_goes_back_to_the_last_token_over_two_losses_without_one_between()
     assert in_order(gaps) == [10, 20, 70]
 
 
+def test_a_sequence_that_is_lost_after_its_prefill_goes_back_to_the_token_of_that() -> None:
+    gaps = GapRecorder()
+    lost = Sequence(1, 10, 5), Sequence(2, 10, 5)
+    tell(gaps, span(0, 10, 0, (1,)))
+    tell(gaps, span(10, 30, 1))
+    tell(gaps, span(30, 40, 0, (2,)))
+    for sequence, produced_tokens in zip(lost, (2, 1), strict=True):
+        sequence.requeue(produced_tokens, 0)
+    tell(gaps, GaveBack(member("w"), True, [*lost], []))
+    tell(gaps, span(90, 100, 0, (1, 2), prefilled=(1, 2), worker="second"))
+    assert in_order(gaps) == [20, 60, 70]
+
+
 @pytest.mark.parametrize(("gone", "expected"), [((), [10, 30]), ((1,), [10])])
 def test_a_requeued_sequence_that_its_prefill_finishes_has_a_gap_if_its_client_waits(gone, expected) -> None:
     gaps = GapRecorder()

@@ -73,22 +73,21 @@ def test_what_a_placement_refuses_by_raising_is_derived_too(tmp_path: Path) -> N
     assert result.num_derived > 10
 
 
-def test_a_journal_of_format_1_is_replayed_exactly_and_says_itself_where_requests_went() -> None:
-    result = replayed(Path(__file__).parent / "journals" / "format_1.jsonl")
+@pytest.mark.parametrize(
+    ("version", "counts", "ran", "placed"),
+    [
+        (1, (46, 2, 2, 13), (75, 440, 2315), (54, 0)),  # it says itself where requests went
+        (2, (40, 3, 3, 4), (65, 247, 1210), (40, 40)),  # its adapters have no versions
+    ],
+)
+def test_a_journal_of_an_earlier_format_is_replayed_exactly(
+    version: int, counts: tuple[int, ...], ran: tuple[int, ...], placed: tuple[int, ...]
+) -> None:
+    result = replayed(Path(__file__).parent / "journals" / f"format_{version}.jsonl")
     assert result.differences == []
-    counts = result.num_requests, result.num_workers, result.num_lost, result.num_cancels
-    assert counts == (46, 2, 2, 13)
-    assert (result.num_plans, result.num_steps, result.num_tokens) == (75, 440, 2315)
-    assert (result.num_placed, result.num_derived) == (54, 0)
-
-
-def test_a_journal_of_format_2_is_replayed_exactly_with_adapters_that_have_no_versions() -> None:
-    result = replayed(Path(__file__).parent / "journals" / "format_2.jsonl")
-    assert result.differences == []
-    counts = result.num_requests, result.num_workers, result.num_lost, result.num_cancels
-    assert counts == (40, 3, 3, 4)
-    assert (result.num_plans, result.num_steps, result.num_tokens) == (65, 247, 1210)
-    assert (result.num_placed, result.num_derived) == (40, 40)
+    assert (result.num_requests, result.num_workers, result.num_lost, result.num_cancels) == counts
+    assert (result.num_plans, result.num_steps, result.num_tokens) == ran
+    assert (result.num_placed, result.num_derived) == placed
 
 
 @pytest.mark.parametrize("placement", ["least_loaded", "power_of_two"])

@@ -37,6 +37,7 @@ def test_rules_count_those_that_they_fit_and_draw_the_same_each_time() -> None:
     assert share != other
     assert share != same  # each rule draws for itself
     assert met("delay,seconds=1,share=0.25,seed=7") == [share]
+    assert met("delay,seconds=1,share=0.25,seed=7,first=10") == [share[:10]]  # the first that are drawn
     assert [len(some) for some in met("refuse,first=5", "delay,seconds=1,first=5")] == [5, 5]
     assert met("refuse,first=5", "delay,seconds=1,first=5")[1] == [5, 6, 7, 8, 9]  # who is refused meets nothing else
 
@@ -70,6 +71,8 @@ def test_a_stall_holds_back_what_comes_after_its_token(after: int) -> None:
         assert found.end_seconds[1] == pytest.approx(at_token + 3, abs=1e-12)
         assert found.end_seconds[[0, 2, 3]].tolist() == PLAIN.end_seconds[[0, 2, 3]].tolist()
         assert found.ttft_seconds.tolist() == PLAIN.ttft_seconds.tolist()
+        for phase in ("queue_seconds", "prefill_seconds", "decode_seconds"):  # the scheduler's, which had ended it
+            assert getattr(found, phase).tolist() == getattr(PLAIN, phase).tolist()
 
 
 def test_stalls_that_are_over_before_the_output_is_change_nothing_and_two_add_up() -> None:

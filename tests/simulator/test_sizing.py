@@ -50,6 +50,26 @@ def test_a_level_that_nothing_meets_ends_at_the_most() -> None:
     assert [trial.num_replicas for trial in trials] == [5, 6, 8, 12, 20, 30]
 
 
+@pytest.mark.parametrize(
+    ("guess", "schedulers", "tried"),
+    [
+        (1, 1, [1, 2, 4, 8, 16, 17]),  # 16 more
+        (1, 3, [3, 4, 6, 10, 18, 19]),  # each scheduler needs a worker
+        (5, 1, [5, 6, 8, 12, 20, 21]),
+        (6, 1, [6, 7, 9, 13, 21, 24]),  # four times as many
+    ],
+)
+def test_a_level_that_nothing_meets_is_given_up_at_four_times_the_guess_or_16_more(
+    guess: int, schedulers: int, tried: list[int]
+) -> None:
+    cluster = changed(CLUSTER, {"router.schedulers": [f"127.0.0.1:{port}" for port in range(1, 1 + schedulers)]})
+    options = LoadOptions(rate=5, num_requests=2, input_range=(100, 100), output_range=(2, 2))
+    watched: list[int] = []
+    trials = try_replicas(cluster, options, ttft=0.0, tpot=None, guess=guess, watch=watched.append)
+    assert watched == [trial.num_replicas for trial in trials] == tried
+    assert fewest(trials) is None
+
+
 def test_a_search_ends_where_every_request_fails_on_any_number_of_replicas() -> None:
     settings = changed(CLUSTER, {"scheduler.policy": "tests.simulator.faulty_queues:AnswersNone"})
     options = LoadOptions(rate=5, num_requests=20, input_range=(100, 100), output_range=(5, 5))
@@ -95,3 +115,10 @@ def test_a_busy_replica_refuses_none_of_the_burst_that_its_run_begins_with(bound
     cluster = Settings.model_validate({"model": "Llama-2-7B", "worker": {"gpu": "A10G"}, "scheduler": own})
     bounded = changed(cluster, {f"scheduler.{name}": value for name, value in bounds.items()})
     assert busy_rate(bounded, options, 24) == busy_rate(cluster, options, 24)
+
+
+def test_the_rate_of_a_busy_replica_does_not_grow_with_the_schedulers() -> None:
+    options = LoadOptions(input_range=(500, 500), output_range=(20, 20))
+    two = changed(CLUSTER, {"router.schedulers": ["127.0.0.1:1", "127.0.0.1:2"]})
+    rate, _ = busy_rate(changed(CLUSTER), options, 24)
+    assert busy_rate(two, options, 24)[0] == pytest.approx(rate, rel=0.2)

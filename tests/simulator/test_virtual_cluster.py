@@ -66,14 +66,18 @@ def test_workers_start_serve_and_drain_in_virtual_time():
     assert [row.desired for row in found.scaling.timeline] == [3, 1]
 
 
-def test_a_worker_that_is_lost_is_seen_to_start():
-    own = cluster(workers=2, faults=["worker_loss,at=3,worker=worker-0"])
+@pytest.mark.parametrize(("lost", "stays"), [("worker-0", "worker-1"), ("worker-1", "worker-0")])
+def test_a_worker_that_is_lost_is_seen_to_start_and_is_then_the_first_to_leave(lost: str, stays: str):
+    own = cluster(workers=2, faults=[f"worker_loss,at=3,worker={lost}"])
     assert own.advance(2.9).num_ready == 2
     seen = own.advance(0.2)
     assert (seen.num_ready, seen.num_starting) == (1, 1)
     assert own.advance(5.0).num_ready == 2
     own.scale(1)
     assert own.advance(30).num_ready == 1
+    found = own.result().columns
+    late = (found.arrival_seconds > 9) & (found.status == "OK")
+    assert set(found.worker_id[late]) == {stays}
 
 
 def test_a_worker_may_be_lost_twice_by_the_settings_faults_too():
@@ -96,6 +100,25 @@ def test_the_same_is_there_as_prometheus_text():
     tokens = families["vllm:generation_tokens"].samples[0].value
     assert tokens == pytest.approx(12 * seen.metrics["generation_tokens_per_second"])
     assert set(seen.metrics) == set(METRICS)
+
+
+def test_at_the_end_its_series_say_of_all_requests_what_the_result_says():
+    own = cluster()
+    while not own.advance(10).done:
+        pass
+    samples = {
+        sample.name.removeprefix("vllm:"): sample.value
+        for family in text_string_to_metric_families(own.metrics())
+        for sample in family.samples
+    }
+    found = own.result().columns
+    assert samples["request_success_total"] == len(found.ttft_seconds) > 0
+    assert samples["prompt_tokens_total"] == found.prompt_tokens.sum()
+    assert samples["generation_tokens_total"] == found.output_tokens.sum()
+    queued = found.queue_seconds + found.adapter_load_seconds  # a load in the background ends before the admission
+    for name, seconds in (("time_to_first_token", found.ttft_seconds), ("request_queue_time", queued)):
+        assert samples[f"{name}_seconds_count"] == len(seconds)
+        assert samples[f"{name}_seconds_sum"] == pytest.approx(seconds.sum())
 
 
 def test_what_cannot_be_is_refused():

@@ -1,13 +1,17 @@
 """Notices and figures as the page gets them."""
 
 import json
+from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
+import pytest
 
 from lorrery.view import frame as f
 from lorrery.view.app import View, Watch, view_of
+from lorrery.view.record import Record, Recorder
 from tests.view.test_model import HELLO, model_of
-from tests.view.test_notices import IDLE, RUNS, at
+from tests.view.test_notices import ENDED, IDLE, RUNS, at
 
 
 def shown(second: int) -> f.Frame:
@@ -66,3 +70,26 @@ def test_a_watch_has_a_view_with_its_first_frame_then_every_0_4_s_and_whenever_a
     assert not has_view(0.7, 0.7, workers=[])
     assert has_view(0.8, 0.8)
     assert not has_view(0.9, 0.9)
+
+
+def test_a_record_that_is_thinned_out_keeps_ended_requests_with_their_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lorrery.view.record.MAX_FRAMES", 2)
+    named = {name: msgspec.structs.replace(IDLE, id=name) for name in ("first", "second", "third")}
+
+    def frame(second: int, *names: str, ended: Iterable[int] = ()) -> f.Frame:
+        rows = [msgspec.structs.replace(ENDED, request=10 * second + 1 + worker, worker=worker) for worker in ended]
+        return at(second, workers=[named[name] for name in names], ended=rows, adapters_new=[f"adapter-{second}"])
+
+    recorder = Recorder()
+    recorder.add(frame(0, "first", "second"))
+    recorder.add(frame(1, "first", "second", ended=(0, 1, f.NO_WORKER)))
+    recorder.add(frame(2, "second", "third", ended=(0, 1)))  # the first has gone
+    recorder.write(tmp_path / "r", HELLO)
+    record = Record(tmp_path / "r")
+    begin, end = record.frames()
+    assert (begin.at, end.at, record.hello.frame_seconds) == (0.0, 2.0, 0.25)
+    assert end.adapters_new == ["adapter-1", "adapter-2"]
+    of = {row.request: end.workers[row.worker].id if row.worker >= 0 else None for row in end.ended}
+    assert of == {11: None, 12: "second", 10: None, 21: "second", 22: "third"}

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.worker.device.batch import PARTS, Batch, LoraWork, PrefillChunk
+from lorrery.worker.device.batch import PARTS, Batch, LoraWork, PrefillChunk, StepCost
 from lorrery.worker.device.roofline import Roofline
 from lorrery.worker.metrics import WorkerMetrics
 from tests.worker.device.known import deployment
@@ -60,6 +60,37 @@ def test_parts_of_steps_add_up_to_the_modelled_time(metrics: WorkerMetrics, regi
     assert {part for part, seconds in parts.items() if not seconds} == {"whole"}
     assert read(registry, "flops_total") > 2 * 6.9e9 / 2 * 900
     assert read(registry, "memory_bytes_total") > 2 * 14e9 / 2
+
+
+@pytest.mark.parametrize(
+    ("prompts", "num_decodes", "output_tokens", "kind", "size", "tokens"),
+    [
+        ([900], 5, 6, "mixed", 6, 905),
+        ([512], 0, 0, "prefill", 1, 512),  # a chunk that does not end its prompt
+        ([100, 20], 0, 2, "prefill", 2, 120),
+        ([], 6, 6, "decode", 6, 6),
+        ([], 4, 1, "decode", 4, 4),  # three of these have ended, and keep their places
+        ([], 0, 0, "empty", 0, 0),
+    ],
+)
+def test_a_step_counts_the_tokens_that_it_computes_not_those_that_it_gives(
+    metrics: WorkerMetrics,
+    registry: CollectorRegistry,
+    prompts: list[int],
+    num_decodes: int,
+    output_tokens: int,
+    kind: str,
+    size: int,
+    tokens: int,
+):
+    chunks = tuple(PrefillChunk(new_tokens, 0, samples=output_tokens > 0) for new_tokens in prompts)
+    metrics.step_done(Batch(chunks, num_decodes, 100, 100), StepCost(), output_tokens, 10**9, 10**9, 0, 0.0)
+    assert read(registry, "steps_total", kind=kind) == 1
+    assert (read(registry, "batch_size_sum"), read(registry, "batch_tokens_sum")) == (size, tokens)
+    assert (read(registry, "output_tokens_total"), read(registry, "prefill_tokens_total")) == (
+        output_tokens,
+        sum(prompts),
+    )
 
 
 def test_peaks_are_the_data_sheets():

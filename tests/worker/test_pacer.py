@@ -158,14 +158,15 @@ async def test_steps_that_begin_in_a_slow_spell_are_stretched():
     assert bench.metric("step_modelled_seconds_sum") == pytest.approx(sum(bench.durations()) / 1e12)
 
 
-async def test_a_freeze_makes_a_gap_and_does_not_change_what_was_said_of_the_steps_end():
+@pytest.mark.parametrize("oversleep_ps", [0, OVERHEAD_PS // 2])
+async def test_a_freeze_makes_a_gap_and_does_not_change_what_was_said_of_the_steps_end(oversleep_ps: int):
     second = START_PS + step_ps(1)
     thaw_ps = second + 40 * OVERHEAD_PS
     told: list[tuple[int, int] | None] = []
 
     def look(_sleep: int) -> int:
         told.append(bench.pacer.progress)
-        return 0
+        return oversleep_ps  # a late wake-up changes no device time
 
     bench = Bench(look, spells=Spells(frozen=[(second - 5, thaw_ps)]))
     await bench.run(4)

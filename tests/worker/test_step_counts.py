@@ -3,12 +3,14 @@
 import asyncio
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.metrics import new_registry
 from lorrery.vocabulary.endings import FinishReason
-from lorrery.worker.device.batch import PrefillWork
+from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.worker.device.batch import Batch, PrefillWork, StepOutcome
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.roofline import Roofline
@@ -72,6 +74,27 @@ async def test_a_step_counts_by_the_spells_in_which_it_ran():
     num_slow = sum(duration == 2 * step_ps(length) for length, duration in enumerate(bench.durations(), start=1))
     assert num_slow in {3, 4}
     assert bench.metric("faults_total", kind="slow_worker") == num_slow
+
+
+@pytest.mark.parametrize(
+    ("boundary_ps", "gap_ps", "is_slow"),
+    [(999, 0, False), (999, 1, False), (1000, 0, True), (1999, 0, True), (1999, 500, True), (2000, 0, False)],
+)
+def test_a_step_is_slow_by_the_boundary_before_it_however_late_it_began(boundary_ps: int, gap_ps: int, is_slow: bool):
+    registry = new_registry("worker")
+    gpu = MockGpu(Roofline(deployment("H100", "Llama-3-8B")))
+    accounts = StepAccounts(gpu, WorkerMetrics(registry, "w", 10_000), Spells([(1000, 2000, Fraction(3))]))
+    batch = Batch((), 1, 100, 100)
+    modelled_ps, start_ps = gpu.step_cost(batch).total_ps, boundary_ps + gap_ps
+    outcome = StepOutcome(np.array([1], np.uint32), np.array([7], np.uint32), ())
+    end_ps = start_ps + modelled_ps * (3 if is_slow else 1)
+    accounts.ended(StepRecord(batch, (), outcome, gap_ps, start_ps, end_ps, 0, 0.0), last=True)
+    accounts.count()
+    found = [
+        registry.get_sample_value(f"lorrery_worker_{name}", {"worker": "w", "kind": kind})
+        for name, kind in (("faults_total", "slow_worker"), ("step_part_seconds_total", "whole"))
+    ]
+    assert found == [is_slow, pytest.approx(2 * modelled_ps / PS_PER_SECOND if is_slow else 0.0)]
 
 
 def _shown(*, count_after_each: bool) -> dict[str, float]:

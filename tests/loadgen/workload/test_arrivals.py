@@ -143,6 +143,15 @@ def test_bursts_have_a_burst_rate_and_a_calm_one():
     assert np.median(counts[counts > burst / 2]) == pytest.approx(burst, rel=0.05)
 
 
+def test_a_run_begins_in_a_burst_as_often_as_bursts_have_of_the_time():
+    bursts = arrivals.Bursts(1000.0, 1e6, 0.25)  # longer than the run
+    calm, burst = bursts.rates(10.0)
+    firsts = [arrivals.mmpp(10.0, bursts, 1, np.random.default_rng(seed))[0] for seed in range(400)]
+    # The first gap is below half a second in nearly every burst, and in one calm time of fifty.
+    assert (1 / burst, 1 / calm) == (pytest.approx(0.025, abs=0.001), pytest.approx(25.1, abs=0.1))
+    assert np.mean(np.array(firsts) < 0.5) == pytest.approx(0.25 + 0.75 * 0.02, abs=0.06)
+
+
 def test_many_short_bursts_take_no_more_memory_than_the_arrivals():
     bursts = arrivals.Bursts(4.0, 1e-4)
     tracemalloc.start()

@@ -56,6 +56,20 @@ def test_azure_sorts_by_time_and_stops_at_the_limit():
     ]
 
 
+def test_rows_of_one_time_keep_their_order_in_a_file_that_is_not_in_order():
+    # More than sixteen: fewer are sorted by insertion, which keeps the order of equals by itself.
+    seconds = [row % 3 for row in range(60)]
+    azure = [HEADER, *(f"2023-11-16 00:00:0{at},{row + 1},1\n" for row, at in enumerate(seconds))]
+    mooncake = [
+        f'{{"timestamp": {1000 * at}, "input_length": {row + 1}, "output_length": 1, "hash_ids": []}}'
+        for row, at in enumerate(seconds)
+    ]
+    for lines in (azure, mooncake):
+        assert [(one.at_seconds, one.prompt_tokens) for one in read(lines)] == [
+            (at, row + 1) for at in range(3) for row in range(at, 60, 3)
+        ]
+
+
 def test_azure_takes_quotes_and_columns_in_any_order():
     lines = [
         '"ContextTokens","user","GeneratedTokens","TIMESTAMP"',

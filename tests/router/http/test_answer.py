@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from lorrery.router import logprobs
-from lorrery.router.http.answer import BATCH, PIECE_CHARACTERS, WRITER, Answer
+from lorrery.router.http.answer import BATCH, PIECE_CHARACTERS, WRITER, Answer, Collected
 from lorrery.router.http.openai_shapes import ChatShape, CompletionShape
 from lorrery.router.http.token_details import Details, LogprobsJson, Prompt, TokenTexts
 from lorrery.router.logprobs import OutputLogprobs
@@ -168,3 +168,34 @@ async def test_an_answer_of_many_megabytes_is_made_as_it_is_written(monkeypatch:
     assert max(map(len, reader.parts)) < 4 * PIECE_CHARACTERS
     assert max(later - earlier for earlier, later in zip([0, *made], made, strict=False)) < 6000
     assert num_asked > NUM_CHOICES * 3 * 5000
+
+
+@pytest.mark.parametrize(
+    ("n", "usages", "prompts", "outputs", "whole", "streamed"),
+    [
+        (1, [(40, 32)], 40, 3, 32, 32),
+        (2, [(40, 32), (40, 16)], 40, 6, 16, 32),  # the second output of one prompt found less
+        (1, [(40, 32), (24, 0)], 64, 6, 0, 32),
+        (2, [(40, 0), (40, 32), (24, 0), (24, 16)], 64, 12, 16, 0),
+    ],
+)
+def test_usage_counts_each_prompt_once_and_has_the_cached_tokens_of_one_output(
+    n, usages, prompts, outputs, whole, streamed
+):
+    """As in vLLM, of the last output in a whole response, and of the first in a stream."""
+    choices = [
+        Collected(
+            finish=router_pb2.Finish(
+                reason=2, usage=types_pb2.Usage(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=3)
+            )
+        )
+        for prompt, cached in usages
+    ]
+    shape = CompletionShape("id", "model", n, include_usage=True)
+    answer = json.loads("".join(shape.whole(choices)))["usage"]
+    last, done, _ = shape.last_events([choice.usage for choice in choices]).decode().split("\n\n")
+    assert done == "data: [DONE]"
+    for usage, cached in ((answer, whole), (json.loads(last.removeprefix("data: "))["usage"], streamed)):
+        assert usage["prompt_tokens_details"]["cached_tokens"] == cached
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompts, outputs)
+        assert usage["total_tokens"] == prompts + outputs

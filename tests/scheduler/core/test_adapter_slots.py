@@ -88,9 +88,11 @@ def test_nothing_drains_while_a_place_is_free_nor_for_the_base_model():
     assert drain.draining == {}
 
 
-@pytest.mark.parametrize(("most", "admitted"), [(10, True), (11, False)])
-def test_a_draining_adapter_admits_what_ends_within_a_fifth_more(most: int, admitted: bool):
-    drain, running = AdapterDrain(100, 2), running_with((A, 30), (B, 10))  # of which 9 are left
+@pytest.mark.parametrize(
+    ("left", "most", "admitted"), [(9, 10, True), (9, 11, False), (10, 12, True), (10, 13, False), (20, 24, True)]
+)
+def test_a_draining_adapter_admits_what_ends_within_a_fifth_more(left: int, most: int, admitted: bool):
+    drain, running = AdapterDrain(100, 2), running_with((A, 30), (B, left + 1))  # one has come with the prompt
     drain.update(waiting((C, 0)), running, 500)
     assert drain.admits(Sequence(9, 5, most, adapter=B)) is admitted
     assert drain.admits(Sequence(9, 5, 1000, adapter=A))

@@ -69,6 +69,23 @@ def test_the_least_recently_used_unpinned_adapter_makes_room_and_comes_back_fast
     assert (held.next_event_ps, held.take_evicted()) == (2_020, ("c",))
 
 
+def test_a_placement_sees_a_whole_load_half_of_one_that_runs_wherever_it_goes_and_none_on_the_gpu() -> None:
+    held = residency(AdapterOptions(max_loras=2, max_concurrent_loads=1))
+    assert [held.load_ps(adapter) for adapter in (A, B, C)] == [100, 200, 300]
+    held.require(A, 0)
+    held.require(B, 0)  # waits for the load of A
+    held.load(C, 0)  # on request, into host memory
+    assert [held.load_ps(adapter) for adapter in (A, B, C)] == [50, 200, 150]
+    held.advance(100)
+    assert [held.load_ps(adapter) for adapter in (A, B, C)] == [0, 100, 150]
+    held.advance(300)
+    held.settle(300)
+    assert held.take_evicted() == ("a",)
+    assert [held.load_ps(adapter) for adapter in (A, B, C)] == [10, 0, 0]
+    held.require(A, 300)
+    assert held.load_ps(A) == 5
+
+
 @pytest.mark.parametrize("options", [AdapterOptions(max_loras=4), AdapterOptions(max_slots=40)])
 def test_asking_again_for_an_adapter_whose_load_waits_evicts_none(options: AdapterOptions) -> None:
     a, b, c, d = (Adapter(name, 1, 10) for name in "abcd")
@@ -136,6 +153,17 @@ def test_host_memory_forgets_the_least_recently_used() -> None:
     held.require(C, 300)  # in place of B: A was in use until now
     held.advance(600)
     assert (list(held.host), held.take_evicted()) == (["a", "c"], ("b",))
+
+
+def test_a_use_on_the_gpu_refreshes_an_adapter_in_host_memory_too() -> None:
+    held = residency(AdapterOptions(max_cpu_loras=2, max_loras=3))
+    for at_ps, adapter in ((0, A), (100, B)):
+        held.require(adapter, at_ps)
+    held.advance(300)
+    assert held.require(A, 300)
+    held.require(C, 300)
+    held.advance(600)
+    assert (list(held.host), sorted(held.gpu)) == (["a", "c"], ["a", "b", "c"])
 
 
 def test_host_memory_never_forgets_an_adapter_in_use() -> None:

@@ -87,6 +87,22 @@ def test_the_documented_policies_take_80_replicas_down_to_10():
     assert seen[-1] == 10
 
 
+@pytest.mark.parametrize("is_up", [True, False])
+@pytest.mark.parametrize(
+    ("own_seconds", "other_seconds", "steps"), [(60, 15, [2, 2, 4]), (15, 60, [2, 4, 6]), (15, 15, [2, 4, 6])]
+)
+def test_each_direction_counts_the_changes_of_its_own_period(
+    is_up: bool, own_seconds: float, other_seconds: float, steps: list[int]
+):
+    own, other = (Direction(0, max_pods=2, max_percent=0, period_seconds=one) for one in (own_seconds, other_seconds))
+    up, down, value, sign = (own, other, 10_000.0, 1) if is_up else (other, own, 1.0, -1)
+    autoscaler, current, seen = Autoscaler(rule(up=up, down=down)), 10, []
+    for at in (0, 30, 60):  # a change of just one period ago is over
+        current = autoscaler.decide(at, current, current, total(value)).replicas
+        seen.append(current)
+    assert seen == [10 + sign * step for step in steps]
+
+
 def test_the_default_behaviour_doubles_or_adds_four_and_remembers_five_minutes():
     autoscaler = Autoscaler(rule(up=HPA_UP, down=HPA_DOWN))
     assert autoscaler.decide(0, 1, 1, total(10_000)).replicas == 5

@@ -52,6 +52,25 @@ def test_a_window_looks_at_what_happened_within_it():
     assert window.read("time_to_first_token_seconds_p90") == Reading(pytest.approx(0.09), is_total=False)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "per_second"),
+    [
+        (1, 7 / 15),  # two samples at least
+        (15, 7 / 15),
+        (16, 12 / 30),  # back to the last sample before its beginning
+        (30, 12 / 30),
+        (31, 15 / 45),
+        (59, 16 / 60),
+        (3600, 16 / 60),
+    ],
+)
+def test_a_rate_is_over_the_window_or_more_never_over_less(seconds: float, per_second: float):
+    window = Window(seconds)
+    for number in range(5):
+        window.add(sample(15 * number, request_success=number * number))
+    assert window.read("request_success_per_second") == Reading(pytest.approx(per_second), True, 2)
+
+
 def test_a_percentile_of_nothing_is_zero_and_gauges_are_of_the_last_sample():
     window = Window(60)
     window.add(sample(0, (5, 5, 5, 5, 5)))

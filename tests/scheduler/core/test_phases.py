@@ -13,7 +13,7 @@ from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.planner import ReplicaOptions
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.sequence import Adapter, Phases, Sequence
+from lorrery.scheduler.core.sequence import Adapter, Phases, Sequence, split
 from lorrery.validation.policy.drive import Device, Log, World, jump, step_by_step
 
 A, B = Adapter("a", 1), Adapter("b", 1)
@@ -38,6 +38,25 @@ def told(sequence: Sequence, end_ps: int) -> Phases:
     phases = sequence.phases(end_ps)
     assert sum(phases) == end_ps - sequence.arrived_ps
     return phases
+
+
+@pytest.mark.parametrize(
+    ("admitted_ps", "first_token_ps", "end_ps", "loads_ps", "phases"),
+    [
+        (300, 700, 1_000, (0, 0), Phases(200, 0, 400, 300)),
+        (300, 700, 1_000, (150, 100), Phases(50, 250, 300, 300)),
+        (300, 700, 600, (0, 0), Phases(200, 0, 300, 0)),  # its client left in the step of its first token
+        (300, 700, 250, (0, 0), Phases(150, 0, 0, 0)),  # before the boundary at which it was admitted
+        (300, 700, 250, (180, 90), Phases(0, 150, 0, 0)),
+        (300, 700, 90, (10, 10), Phases(0, 0, 0, 0)),  # before its arrival, by another clock
+        (80, 700, 1_000, (0, 0), Phases(0, 0, 600, 300)),
+        (300, 280, 1_000, (0, 50), Phases(200, 0, 0, 700)),
+    ],
+)
+def test_a_request_that_arrived_at_100_is_split_at_its_admission_and_its_first_token(
+    admitted_ps: int, first_token_ps: int, end_ps: int, loads_ps: tuple[int, int], phases: Phases
+) -> None:
+    assert split(100, admitted_ps, first_token_ps, end_ps, *loads_ps) == phases
 
 
 def test_waiting_for_nothing_but_the_adapter_is_adapter_load() -> None:

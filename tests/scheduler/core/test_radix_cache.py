@@ -1,5 +1,7 @@
 """SGLang's prefix cache: what counts as a use, where nodes are split, and that leaves go whole."""
 
+import pytest
+
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 
@@ -48,6 +50,18 @@ def test_a_look_up_for_admission_counts_as_a_use_and_any_other_does_not():
             assert cache.touch(waiting) == 3
         cache.shrink(5)
         assert cache.match([1, 2, 3], None) == (3 if touch else 0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "found"), [([9, 9], 0), ([1, 2, 9], 2), ([1, 2, 3, 4, 5, 6], 2), ([1, 2, 3, 4, 9, 9], 1)]
+)
+def test_what_would_be_pinned_anew_is_the_part_found_that_no_sequence_uses(prompt: list[int], found: int):
+    cache = RadixCache()
+    run(cache, sequence(1, [1, 2, 3, 4, 5]))
+    assert cache.num_unpinned_found(sequence(2, [1, 2, 9])) == 2
+    if len(prompt) > 3:
+        enter(cache, sequence(3, [1, 2, 3, 9]))  # it pins the first three
+    assert cache.num_unpinned_found(sequence(4, prompt)) == found
 
 
 def test_a_node_is_split_where_an_input_leaves_it_and_the_rest_may_go_alone():

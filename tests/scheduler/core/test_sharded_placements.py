@@ -294,6 +294,13 @@ def test_a_worker_that_has_the_prompt_cached_gets_no_more_than_its_bound() -> No
         assert placement.place(request(1, None), [hot, other]).candidate is expected, max_load
 
 
+@pytest.mark.parametrize(("produced_tokens", "share"), [(0, 0.8), (30, 0.5)])
+def test_the_prefix_score_is_a_share_of_all_that_is_to_be_computed(produced_tokens: int, share: float) -> None:
+    sequence = Sequence(1, 50, 40, produced_tokens=produced_tokens)  # resumed: its output is part of its input
+    choice = Weighted(np.random.default_rng(1)).place(sequence, [Worker("w", cached=40)])
+    assert choice.scores[0].terms["prefix"] == pytest.approx(share)
+
+
 def test_each_weight_decides_where_it_is_the_only_one() -> None:
     far, near = Worker("far", 5, 20), Worker("near", 0, 0)
     ways = {

@@ -9,7 +9,7 @@ import pytest
 
 from lorrery.service.errors import LorreryError
 from lorrery.service.local import autoscaler
-from lorrery.service.local.autoscaler import LocalAutoscaler
+from lorrery.service.local.autoscaler import ClusterScraper, LocalAutoscaler
 from lorrery.service.local.cluster import LocalCluster
 from lorrery.service.settings.cluster import changed
 
@@ -35,6 +35,31 @@ async def test_a_worker_that_has_ended_is_not_ready_and_goes_first(monkeypatch: 
     await asyncio.gather(running, return_exceptions=True)
     assert drained.result() == "worker-1"
     assert said[-1] == "autoscaler: worker-1 drains; 2 workers"
+
+
+async def test_it_scrapes_and_decides_in_device_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(autoscaler, "_get", lambda _address: {"vllm:num_requests_waiting": 0.0})
+    settings = changed(SETTINGS, {"time_scale": 0.01, "autoscaler.scrape_interval_seconds": 10.0})
+    names = ("worker-0", "worker-1")  # as many as it keeps
+    processes = {name: SimpleNamespace(metrics=NOBODY, exit_code=None) for name in ("scheduler", *names)}
+    cluster: Any = SimpleNamespace(processes=processes)
+    scaler = LocalAutoscaler(cluster, settings, names, None, 1.0, lambda _line: None)
+    times: list[float] = []
+    enough = asyncio.Event()
+    sample = ClusterScraper.sample
+
+    async def noted(scraper: ClusterScraper, at_seconds: float, *args: Any, **given: Any) -> Any:
+        times.append(at_seconds)
+        if len(times) == 4:
+            enough.set()
+        return await sample(scraper, at_seconds, *args, **given)
+
+    monkeypatch.setattr(ClusterScraper, "sample", noted)
+    running = asyncio.create_task(scaler.run())
+    await asyncio.wait_for(enough.wait(), 10)  # at 5, 15, 25 and 35 device seconds: a third of a second here
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert all(at_seconds >= due for at_seconds, due in zip(times, (5, 15, 25, 35), strict=False))
 
 
 class Cluster:

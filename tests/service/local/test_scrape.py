@@ -67,3 +67,16 @@ def test_counters_grow_over_workers_that_come_go_and_begin_anew(monkeypatch: pyt
     silent = look({"a": {}}, {})  # it does not answer
     assert (silent.generation_tokens, silent.num_ready) == (210, 0)
     assert look({"a": shown(40)}, {}).generation_tokens == 220
+
+
+@pytest.mark.parametrize(("gpus", "usages", "usage"), [(1, [0.5], 0.5), (1, [0.5, 0.3], 0.8), (2, [0.9, 0.7], 0.8)])
+def test_usage_is_a_process_mean_over_its_gpus_times_the_processes(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, usages: list[float], usage: float
+):
+    """A process shows the sum over its GPUs."""
+    monkeypatch.setattr(
+        autoscaler, "_get", lambda address: {} if address == "s" else {"vllm:kv_cache_usage_perc": usages[int(address)]}
+    )
+    serving = {f"worker-{number}": str(number) for number in range(len(usages))}
+    sample = ClusterScraper().sample(0.0, serving, {}, "s", num_starting=0, workers_per_process=gpus)
+    assert asyncio.run(sample).kv_cache_usage_perc == pytest.approx(usage)

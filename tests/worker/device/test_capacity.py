@@ -2,13 +2,14 @@
 
 from collections import Counter
 from dataclasses import replace
+from math import log
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lorrery.worker.device.batch import NO_LORA, LoraWork
-from lorrery.worker.device.capacity import Capacity, Room, Workload, bytes_of_adapters, replicas_for
+from lorrery.worker.device.capacity import Capacity, Loads, Room, Workload, bytes_of_adapters, replicas_for
 from lorrery.worker.device.closed_loop import PromptTurns, Turns
 from lorrery.worker.device.hardware import AttentionFit, CatalogueError
 from lorrery.worker.device.roofline import Roofline
@@ -177,3 +178,30 @@ def test_what_does_not_fit_is_refused():
 def test_adapters_are_counted_by_rank_as_if_each_were_looked_at(num_adapters: int, ranks: list[int]) -> None:
     each = [ranks[index % len(ranks)] for index in range(num_adapters)]
     assert list(Workload(1, 2, num_adapters, ranks).adapters_of_rank.items()) == list(Counter(each).items())
+
+
+@pytest.mark.parametrize(
+    ("ratio", "blocking", "per_token", "waits"),
+    [
+        (0.0, True, 0.5, (0.0, 0.0)),
+        (0.25, True, 0.0, (0.5, 0.0)),  # alone it waits for its own load only
+        (0.25, True, 4 * log(2), (1.25, 1.0)),  # in half of the steps another begins that has to wait
+        (1.0, True, log(2), (2.0, 1.0)),
+        (0.25, False, 0.0, (0.5, 0.0)),
+        (0.25, False, 0.5, (0.525, 0.0)),  # until the step ends in which its load does: 7 x 0.3 s
+        (1.0, False, 0.5, (2.1, 0.0)),
+    ],
+)
+def test_a_load_of_two_seconds_delays_those_that_wait_for_it_and_blocking_their_whole_step(
+    ratio: float, blocking: bool, per_token: float, waits: tuple[float, float]
+):
+    assert Loads(ratio, 2.0, blocking).waits(0.3, per_token) == pytest.approx(waits)
+
+
+def test_a_stream_alone_waits_for_its_own_load_and_stalls_for_no_others():
+    work = replace(QUESTION, num_adapters=4)
+    without = capacity("Llama-3-8B", "H100", 1, work)
+    loading = capacity("Llama-3-8B", "H100", 1, work, room=Room(loads=Loads(1.0, 2.0, blocking=True)))
+    one, alone = loading.point(1), without.point(1)
+    assert (one.ttft, one.tpot) == (pytest.approx(alone.ttft + 2.0), pytest.approx(alone.tpot))
+    assert loading.point(2).tpot > without.point(2).tpot

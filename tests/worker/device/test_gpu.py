@@ -376,3 +376,44 @@ def test_handles_are_joined_once_and_left_once():
         gpu.leave(2)
     with pytest.raises(ValueError, match="cannot run 0 steps"):
         gpu.jump(0)
+
+
+@pytest.mark.parametrize("num_done", [0, 1, 4], ids=["in prefill", "first decode", "later"])
+@pytest.mark.parametrize(("old", "new"), [(ROOFLINE, LLM_MOCK), (LLM_MOCK, ROOFLINE), (LAUNCH_BOUND, ROOFLINE)])
+def test_a_step_that_has_not_begun_takes_the_time_of_the_model_in_use(
+    num_done: int, old: StepTimeModel, new: StepTimeModel
+) -> None:
+    gpu = MockGpu(old)
+    sequence = DeviceSequence(1, 40, 0, 5, Ending(20, FinishReason.LENGTH), None, "", 0)
+    gpu.join(sequence)
+    gpu.begin([whole(sequence)], decode=True)
+    for _ in range(num_done):
+        gpu.advance()
+    assert gpu.step_ps() == old.step_ps(gpu.batch())  # asked, and not begun
+    gpu.use(new)
+    assert gpu.step_ps() == gpu.run(1)[1] == new.step_ps(gpu.batch()) != old.step_ps(gpu.batch())
+
+
+@pytest.mark.parametrize(
+    ("leaves", "left"),
+    [
+        ((), LoraWork(2, 64 + 8, 64, 4, 2 * 64 + 2 * 8)),
+        ((1,), LoraWork(2, 64 + 8, 64, 3, 64 + 2 * 8)),  # another sequence has that adapter
+        ((1, 2), LoraWork(1, 8, 8, 2, 2 * 8)),
+        ((3, 4), LoraWork(1, 64, 64, 2, 2 * 64)),
+        ((1, 2, 3, 4), NO_LORA),
+    ],
+)
+def test_the_adapters_work_is_that_of_the_adapters_that_are_left(leaves: tuple[int, ...], left: LoraWork) -> None:
+    gpu = MockGpu(ROOFLINE)
+    of = [
+        DeviceSequence(handle, 10, 0, 5, Ending(20, FinishReason.LENGTH), None, *adapter)
+        for handle, adapter in enumerate((("a", 64), ("a", 64), ("b", 8), ("b", 8)), start=1)
+    ]
+    for sequence in of:
+        gpu.join(sequence)
+    gpu.begin([whole(sequence) for sequence in of], decode=True)
+    gpu.advance()
+    for handle in leaves:
+        gpu.leave(handle)
+    assert gpu.batch().lora == left

@@ -270,3 +270,15 @@ def test_an_engine_may_have_faster_kernels_than_those_that_were_fitted():
     assert Roofline(replace(known, engine=replace(known.engine, decode_factor=0.5))).step_ps(batch) == plain.step_ps(
         batch
     )
+
+
+@pytest.mark.parametrize("past_tokens", [0, 1, 100, 5000])
+def test_a_prompt_chunk_of_one_token_is_the_work_of_a_decode(past_tokens: int):
+    roofline = Roofline(deployment("H100-SXM", "Llama-3-8B", 1, "present-day"))
+    chunk = roofline.step_cost(Batch((PrefillChunk(1, past_tokens, samples=True),)))
+    decode = roofline.step_cost(Batch((), 1, past_tokens, past_tokens))
+    assert (chunk.flops, chunk.num_bytes) == (pytest.approx(decode.flops), pytest.approx(decode.num_bytes))
+    # Each token before it: 4 FLOP in each of 32 layers with 32 heads of 128, and 2 x 2 bytes of their 8 KV heads.
+    alone = roofline.step_cost(Batch((PrefillChunk(1, 0, samples=True),)))
+    assert chunk.flops - alone.flops == pytest.approx(524_288 * past_tokens)
+    assert chunk.num_bytes - alone.num_bytes == pytest.approx(131_072 * past_tokens)
