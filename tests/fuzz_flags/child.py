@@ -13,7 +13,7 @@ from typing import NoReturn
 from lorrery.cli import app
 from lorrery.service.local.cluster import LocalCluster
 from lorrery.service.local.processes import ForkServer
-from lorrery.simulator.lockstep import service
+from lorrery.simulator import lockstep
 from lorrery.view.command import WebServer
 
 CPU_SECONDS = 3
@@ -80,7 +80,7 @@ def _start_nothing() -> None:
     ForkServer.__exit__ = lambda *_arguments: None  # type: ignore[method-assign]
     LocalCluster.__aenter__ = started  # type: ignore[method-assign, assignment]
     WebServer.listen = started  # type: ignore[method-assign, assignment]
-    service.serve = started  # type: ignore[assignment]
+    lockstep.serve = started  # type: ignore[assignment]
 
 
 def _end(code: int) -> NoReturn:
