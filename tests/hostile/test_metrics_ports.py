@@ -27,7 +27,6 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
         yield cluster
 
 
-@pytest.mark.timing  # a busy machine lets the thread that answers scrapes run while the one of the streams waits
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_crowd_at_a_metrics_port(cluster: LocalCluster, kind: str) -> None:
     router = cluster.processes["router"]

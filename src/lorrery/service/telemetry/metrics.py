@@ -245,6 +245,9 @@ class _Head:
 
 
 def _handler(registry: CollectorRegistry, hosts: Hosts) -> type[MetricsHandler]:
+    # Each thread that writes takes as many turns from the service as the service has.
+    one_writes = threading.Lock()
+
     class Handler(MetricsHandler):
         timeout = REQUEST_SECONDS
 
@@ -261,8 +264,10 @@ def _handler(registry: CollectorRegistry, hosts: Hosts) -> type[MetricsHandler]:
                 self.send_error(404, "only /metrics is here")
             else:
                 names = parse_qs(query).get("name[]")
-                shown = registry if names is None else registry.restricted_registry(names)
-                self._send(HTTPStatus.OK, *expose(shown, self.headers.get("Accept") or ""))
+                with one_writes:
+                    shown = registry if names is None else registry.restricted_registry(names)
+                    content_type, text = expose(shown, self.headers.get("Accept") or "")
+                self._send(HTTPStatus.OK, content_type, text)
 
         def _send(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
             # Not compressed: compressing a hundred kilobytes would take as long as writing them.
