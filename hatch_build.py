@@ -22,6 +22,9 @@ OWN_CALLS = "-fvisibility=hidden"
 """What calls a function of the library means the library's own: 37,000 calls that no loader has to look up, and small
 functions of mypyc's become part of their callers."""
 
+NO_WARNINGS = "-Wno-all"
+"""mypyc asks for `-Wall`; finding what there is to warn of takes twice as long as compiling."""
+
 UNCOMPILED = "--follow-imports=silent"
 """The errors of modules that are not compiled do not count; their types do. Such modules import libraries that an
 isolated build lacks, with whose types the C is the same."""
@@ -78,7 +81,7 @@ class Compile(BuildHookInterface[Any]):
             raise RuntimeError(_errors(said.getvalue()) or str(error)) from error
         if os.name == "posix":
             for extension in extensions:
-                extension.extra_compile_args.append(OWN_CALLS)
+                extension.extra_compile_args += [OWN_CALLS, NO_WARNINGS]
         _build(extensions, made)
 
 
