@@ -27,6 +27,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
         yield cluster
 
 
+@pytest.mark.timing  # on busy cores the thread that writes metrics runs while the one of the streams waits for a core
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_crowd_at_a_metrics_port(cluster: LocalCluster, kind: str) -> None:
     router = cluster.processes["router"]
