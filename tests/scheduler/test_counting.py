@@ -66,6 +66,22 @@ async def test_a_mixed_step_counts_the_tokens_of_its_prefills() -> None:
         assert scheduler.value("batch_tokens_sum") - before == 701
 
 
+async def test_a_router_cannot_let_a_request_keep_more_tokens_than_it_asked_for(scheduler: Harness) -> None:
+    worker, router = await scheduler.attach(), await scheduler.route()
+    await router.submit(1, prompt=10, max_new=50)
+    await worker.step(await worker.plan())
+    await router.read()
+    plan = await worker.plan()
+    cancel = pb.RouteRequest(
+        cancel_handles_u32=np.array([1], "<u4").tobytes(),
+        cancel_kept_u32=np.array([1_000_000], "<u4").tobytes(),
+        cancel_cause=pb.CANCEL_CAUSE_STOP_TEXT,
+    )
+    await router.call.write(cancel)
+    await worker.plan_that_leaves(plan)
+    assert scheduler.value("tenant_service_tokens_total", tenant="none", kind="output") == 50
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["its end is known", "its end is not known yet"])
 @pytest.mark.parametrize("num_steps", [0, 1, 2], ids=["in prefill", "first token", "second token"])
 async def test_a_request_whose_stream_was_resumed_counts_once(scheduler: Harness, num_steps: int, known: bool) -> None:
