@@ -114,6 +114,11 @@ class Cluster:
     # --- read by the gauges, in another thread ------------------------------------------------------------------------
 
     @property
+    def cores(self) -> tuple[ClusterCore, ...]:
+        """Its core."""
+        return (self.core,)
+
+    @property
     def members(self) -> list[Member]:
         """Its attached workers, as the core sees them."""
         return [worker.member for worker in list(self.workers.values())]

@@ -31,8 +31,8 @@ from lorrery.scheduler.core.refusals import Refusal, withheld
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.scheduler.messages import Submit
 from lorrery.scheduler.replicas import ReplicaFactory
-from lorrery.scheduler.routers import Counted, LiveRequest, RouterLink
-from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
+from lorrery.scheduler.routers import LiveRequest, RouterLink
+from lorrery.scheduler.subscribers.metrics import Counted, SchedulerMetrics
 from lorrery.service.clocks import DeviceClock, UptimeClock
 from lorrery.service.names import Recent
 from lorrery.service.tasks import Slices

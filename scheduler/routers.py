@@ -10,11 +10,11 @@ import asyncio
 from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 from lorrery.scheduler import wire_routers
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.subscribers.metrics import Counted
 from lorrery.scheduler.subscribers.tracing import RequestTrace
 from lorrery.service.clocks import DeviceClock
 from lorrery.service.telemetry.log import get_logger
@@ -109,14 +109,6 @@ class RouterLink:
         return messages
 
 
-class Counted(IntEnum):
-    """How much of a request the metrics have counted: each value includes those before it."""
-
-    NOTHING = 0
-    ADMISSION = 1
-    FIRST_TOKEN = 2
-
-
 @dataclass(slots=True, eq=False)
 class LiveRequest:
     """A request, from its arrival to its end: the core's sequence, and what the core must not see.
@@ -157,6 +149,11 @@ class LiveRequest:
         withdrawal = self.sequence.withdrawal
         kept = None if withdrawal is None or withdrawal.cause.finish is None else withdrawal.kept_tokens
         return len(self.token_ids) if kept is None else min(kept, len(self.token_ids))
+
+    @property
+    def trace_id(self) -> str:
+        """Of its spans; empty: they are not kept."""
+        return "" if self.trace is None else self.trace.trace_id
 
     @property
     def run_context(self) -> TraceContext | None:

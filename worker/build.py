@@ -16,12 +16,12 @@ from lorrery.service.settings.cluster import Settings
 from lorrery.service.settings.presets import shipped_catalogue
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.answers import Answers, Words
-from lorrery.worker.device.architecture import Model, precision
-from lorrery.worker.device.catalogue import PACKAGE, Catalogue
+from lorrery.worker.device.catalogue.architecture import Model, precision
+from lorrery.worker.device.catalogue.hardware import CatalogueError, Gpu
+from lorrery.worker.device.catalogue.tables import PACKAGE, Catalogue
 from lorrery.worker.device.constant import StepConstants
 from lorrery.worker.device.deployment import Deployment, Engine, MemoryUse, MoeBackend
 from lorrery.worker.device.fitted import Fitted
-from lorrery.worker.device.hardware import CatalogueError, Gpu
 from lorrery.worker.device.lora import LoraKernels
 from lorrery.worker.device.lora_kernels import graph_slots
 from lorrery.worker.device.output import LengthModel, LlmMockLength, LognormalLength

@@ -40,9 +40,9 @@ from lab.bench.sim_scenarios import PROJECT, Scenario
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.service.installed import core_is_compiled
-from lorrery.simulator.build import build_requests, build_workers
-from lorrery.simulator.engine import Simulation
 from lorrery.simulator.interpreter import garbage_collected_seldom
+from lorrery.simulator.loop.build import build_requests, build_workers
+from lorrery.simulator.loop.engine import Simulation
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.steptime import pace_of
 

@@ -16,8 +16,8 @@ from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.by_load import RoundRobin
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
-from lorrery.simulator.build import build_requests, build_workers
-from lorrery.simulator.engine import Simulation
+from lorrery.simulator.loop.build import build_requests, build_workers
+from lorrery.simulator.loop.engine import Simulation
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.constant import LlmMock
 from lorrery.worker.device.output import LlmMockLength

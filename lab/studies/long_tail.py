@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import lorrery
 from lab.studies import figure
 from lorrery.scheduler.core.facts import Handler
-from lorrery.simulator.worker import StepSpan
+from lorrery.simulator.loop.worker import StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 if TYPE_CHECKING:

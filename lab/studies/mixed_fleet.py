@@ -24,7 +24,7 @@ from lorrery.loadgen.workload.popularity import zipf_indices
 from lorrery.loadgen.workload.traces import read_requests
 from lorrery.scheduler.core.facts import Handler
 from lorrery.service.files.shipped import TRACES
-from lorrery.simulator.worker import StepSpan
+from lorrery.simulator.loop.worker import StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 if TYPE_CHECKING:

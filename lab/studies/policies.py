@@ -25,9 +25,9 @@ from lorrery.scheduler.core.queues.pets import DeviceProfile
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.simulator.build import build_requests, build_workers
-from lorrery.simulator.engine import Simulation
-from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.loop.build import build_requests, build_workers
+from lorrery.simulator.loop.engine import Simulation
+from lorrery.simulator.loop.request import SimulatedRequest
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.deployment import Deployment

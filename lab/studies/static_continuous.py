@@ -22,8 +22,8 @@ import numpy as np
 import lorrery
 from lab.studies import figure
 from lorrery.scheduler.core.facts import Handler
-from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.worker import StepSpan
+from lorrery.simulator.loop.request import SimulatedRequest
+from lorrery.simulator.loop.worker import StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 if TYPE_CHECKING:

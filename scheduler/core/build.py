@@ -25,7 +25,7 @@ from lorrery.scheduler.core.queues.pets import DeviceProfile
 from lorrery.scheduler.core.queues.waiting import MAX_OVERTAKES
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import LIMITS, SET, ReplicaSettings, is_among
-from lorrery.worker.device.catalogue import PACKAGE, Catalogue
+from lorrery.worker.device.catalogue.tables import PACKAGE, Catalogue
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.steptime import STEP_TIME_MODELS
 
@@ -103,7 +103,7 @@ class Devices:
     The shell reads the catalogue's tables: a pure room opens no files.
 
     Args:
-        tables: pairs (source of the table, table), as for `worker.device.catalogue`.
+        tables: pairs (source of the table, table), as for `worker.device.catalogue.tables`.
 
     Raises:
         CatalogueError: a malformed table.

@@ -19,7 +19,10 @@ from lorrery.service.telemetry.top_names import OTHER, TopNames
 class State(Protocol):
     """What the gauges read of a scheduler."""
 
-    core: ClusterCore
+    @property
+    def cores(self) -> Collection[ClusterCore]:
+        """Its core; of a simulation, those of all its schedulers."""
+        ...
 
     @property
     def members(self) -> Collection[Member]:
@@ -61,8 +64,8 @@ class Gauges:
     def _requests(self, shown: Exporter) -> None:
         state = self._state
         shown.value(series.IN_FLIGHT, lambda: len(state.open_sequences))
-        shown.value(series.UNPLACED, lambda: state.core.num_unplaced)
-        shown.value(series.HELD, lambda: state.core.num_held)
+        shown.value(series.UNPLACED, lambda: sum(core.num_unplaced for core in state.cores))
+        shown.value(series.HELD, lambda: sum(core.num_held for core in state.cores))
         shown.value(series.FAIRNESS, lambda: state.fairness)
         shown.value(series.ROUTERS, lambda: state.num_routers)
         shown.value(series.WAITING, self._num_waiting)
@@ -77,8 +80,8 @@ class Gauges:
 
     def _num_waiting(self) -> int:
         state = self._state
-        return (
-            sum(worker.replica.num_waiting for worker in state.members) + state.core.num_unplaced + state.core.num_held
+        return sum(worker.replica.num_waiting for worker in state.members) + sum(
+            core.num_unplaced + core.num_held for core in state.cores
         )
 
     def _workers(self, shown: Exporter) -> None:

@@ -1,6 +1,8 @@
 """A scheduler's counters; `series.py` describes each of them, `gauges.py` shows the current state."""
 
 from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -28,7 +30,6 @@ from lorrery.scheduler.core.refusals import Refusal, RefusalReason
 from lorrery.scheduler.core.sequence import Phases, Sequence
 from lorrery.scheduler.facts import Decided, InputLate, Stepped
 from lorrery.scheduler.liveness import Loss
-from lorrery.scheduler.routers import Counted, LiveRequest
 from lorrery.scheduler.subscribers import series
 from lorrery.scheduler.subscribers.history import AdapterTally, count
 from lorrery.service.faults.kinds import LOAD_KINDS, WORKER_KINDS
@@ -84,6 +85,26 @@ _PS = float(PS_PER_SECOND)
 """A float: dividing by it costs a third of dividing by the integer."""
 
 
+class Counted(IntEnum):
+    """How much of a request has been counted: each value includes those before it."""
+
+    NOTHING = 0
+    ADMISSION = 1
+    FIRST_TOKEN = 2
+
+
+class Life(Protocol):
+    """What only a live scheduler knows of a request; see `scheduler.routers.LiveRequest`."""
+
+    counted: Counted
+    orphaned: bool
+
+    @property
+    def trace_id(self) -> str:
+        """Of its spans; empty: they are not kept."""
+        ...
+
+
 class AdapterUse:
     """Loads and queue times of one adapter in this scheduler."""
 
@@ -110,16 +131,17 @@ class SchedulerMetrics:
 
     Args:
         registry: where they are shown.
-        lives: the scheduler's requests, by handle.
+        lives: what only a live scheduler knows of its requests, by handle.
         limits: how many adapters and tenants have series of their own.
 
     Attributes:
         served: service to tenants.
+        plans: number of plans.
         tally: figures of all adapters since the start.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, lives: Mapping[int, LiveRequest], limits: MetricsSettings = DEFAULT
+        self, registry: CollectorRegistry, lives: Mapping[int, Life], limits: MetricsSettings = DEFAULT
     ) -> None:
         self._lives = lives
         self._num_evictions: dict[Member, int] = {}
@@ -129,7 +151,7 @@ class SchedulerMetrics:
         self.requests = shown.numbers(series.REQUESTS, *finishes, "cancelled", "dropped", "refused", "failed")
         self._orphaned = shown.number(series.ORPHANED)
         self._cancels = shown.numbers(series.CANCELS, *(cause.word for cause in MEANINGS))
-        self._plans = shown.number(series.PLANS)
+        self.plans = shown.number(series.PLANS)
         self._late_interrupts = shown.number(series.LATE_INTERRUPTS)
         self._moved = shown.number(series.MOVED)
         self._requeued = shown.number(series.REQUEUED)
@@ -251,15 +273,15 @@ class SchedulerMetrics:
             self.adapters.of("" if adapter is None else adapter.adapter_id).queue.observe(seconds)
             self.tenants.of(sequence.tenant_id).queue.observe(seconds)
             self._prompt_tokens.inc(sequence.prompt_tokens)
-            if live is not None and live.trace is not None:
-                self.queue_seconds.exemplify(seconds, live.trace.trace_id)
+            if live is not None and live.trace_id:
+                self.queue_seconds.exemplify(seconds, live.trace_id)
         if fact.queried_tokens:
             self._prefix_queries.inc(fact.queried_tokens)
             self._prefix_hits.inc(sequence.cached_tokens)
 
     def _first_token(self, fact: FirstToken, at_ps: int, member: Member | None) -> None:
-        live = self._lives[fact.sequence.handle]
-        if live.counted < Counted.FIRST_TOKEN and not live.orphaned:
+        live = self._lives.get(fact.sequence.handle)
+        if live is None or (live.counted < Counted.FIRST_TOKEN and not live.orphaned):
             self.ttft_seconds.observe((fact.at_ps - fact.sequence.arrived_ps) / _PS)
 
     def _preempted(self, fact: Preempted, at_ps: int, member: Member | None) -> None:
@@ -313,22 +335,25 @@ class SchedulerMetrics:
     def _decided(self, fact: Decided, at_ps: int, member: Member | None) -> None:
         self._plan_seconds.observe(fact.cpu_seconds)
         if isinstance(fact.decision, Plan):
-            self._plans.inc()
+            self.plans.inc()
         self._evict_blocks(member)
 
     def _stepped(self, fact: Stepped, at_ps: int, member: Member | None) -> None:
-        plan, step, num_tokens_out = fact.plan, fact.step, fact.num_tokens
+        self.ran(fact.plan, fact.step.ran.end_ps - fact.step.start_ps, fact.num_tokens, member)
+        self._commit_seconds.observe(fact.cpu_seconds)
+        if fact.gap_ps:
+            self._gap_seconds.inc(fact.gap_ps / _PS)
+
+    def ran(self, plan: Plan, step_ps: int, num_tokens_out: int, member: Member | None) -> None:
+        """Count a step of a plan."""
         seconds = self._decode_seconds if plan.decode else self._prefill_seconds
-        seconds.observe((step.ran.end_ps - step.start_ps) / _PS)
+        seconds.observe(step_ps / _PS)
         num_tokens = num_tokens_out if plan.decode else 0
         if plan.prefills:
             num_tokens += sum([chunk.new_tokens - (chunk.samples and plan.decode) for chunk in plan.prefills])
         self._batch_tokens.observe(num_tokens)
         self._batch_size.observe(num_tokens_out)
-        self._commit_seconds.observe(fact.cpu_seconds)
         self._output_tokens.inc(num_tokens_out)
-        if fact.gap_ps:
-            self._gap_seconds.inc(fact.gap_ps / _PS)
         self._evict_blocks(member)
 
     def _evict_blocks(self, member: Member | None) -> None:

@@ -11,8 +11,8 @@ from lorrery.cli.calibrate import app
 from lorrery.service.errors import FormatError, SettingsError
 from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.catalogue.hardware import KernelFit
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.hardware import KernelFit
 from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import CATALOGUE
 

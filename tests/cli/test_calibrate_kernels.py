@@ -16,8 +16,8 @@ from lorrery.validation.figures import MEASURED_KERNELS, MEASURED_SEGMENTED_LORA
 from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.attention import Heads
 from lorrery.worker.device.basis import no_measurement
-from lorrery.worker.device.hardware import AllReduce, AttentionFit, GemmFit
-from lorrery.worker.device.kernel_prediction import SingleKernels
+from lorrery.worker.device.calibration.kernel_prediction import SingleKernels
+from lorrery.worker.device.catalogue.hardware import AllReduce, AttentionFit, GemmFit
 from tests.worker.device.known import CATALOGUE
 
 WIDE = {"COLUMNS": "200"}

@@ -1,11 +1,15 @@
 """`lorrery load` over HTTP and over gRPC, of one cluster: the same requests bring the same counts."""
 
+import asyncio
+import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 import lorrery
@@ -15,7 +19,8 @@ from lorrery.loadgen.session import load_cluster
 from lorrery.service.local.cluster import LocalCluster
 from lorrery.service.settings.sections import TlsSettings
 from tests.cluster.gauges import nothing_held
-from tests.cluster.harness import running_cluster
+from tests.cluster.harness import PATIENCE_SECONDS, running_cluster
+from tests.cluster.test_counts import Counted, counted
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 
@@ -71,15 +76,50 @@ async def test_every_protocol_counts_the_same_tokens(cluster: LocalCluster) -> N
 SESSIONS = replace(OPTIONS, workload="chat", num_requests=12, concurrency=3, turns=(3, 3), think=0.05, warmup=0)
 
 
-async def test_sessions_have_the_same_cached_tokens_live_as_simulated(cluster: LocalCluster) -> None:
+async def test_sessions_have_the_same_cached_tokens_and_series_live_as_simulated(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
     """A turn finds the conversation before it in the cache, the answers included, which the client sends back."""
     options = replace(SESSIONS, shared_prefix=(64, 1), concurrency=1, seed=7)
+    before = await counts_of_requests(cluster)
     live = await play(cluster, "grpc", options)
-    simulated = lorrery.simulate(cluster.settings, options, workers=1).report
+    after = await counts_of_requests(cluster)
+    metrics = tmp_path / "metrics.txt"
+    simulated = lorrery.simulate(cluster.settings, options, workers=1, metrics=metrics).report
+    found = {key: number - before.get(key, 0) for key, number in after.items()}
+    assert counts_in(metrics.read_text()) == found
+    assert all(sum(number for (key, _), number in found.items() if key.startswith(name)) for name in COUNTED)
     assert live.outcomes.prompt_tokens.tolist() == simulated.outcomes.prompt_tokens.tolist()
     assert live.outcomes.cached_tokens.tolist() == simulated.outcomes.cached_tokens.tolist()
     assert live.outcomes.adapter_id == simulated.outcomes.adapter_id
     assert live.summary.cached_tokens > live.summary.input_tokens / 3
+
+
+COUNTED = tuple(
+    f"lorrery_scheduler_{name}"
+    for name in (
+        *("requests_total", "prompt_tokens", "output_tokens", "prefix_cache_queries", "prefix_cache_hits"),
+        *("step_seconds", "batch_size", "batch_tokens", "queue_seconds", "time_to_first_token", "request_phase"),
+        "tenant_service_tokens",
+    )
+)
+"""Series that requests one after the other, on a cluster that has had others, determine."""
+
+
+async def counts_of_requests(cluster: LocalCluster) -> Counted:
+    await nothing_held(cluster)
+    text = await asyncio.to_thread(fetched, f"http://{cluster.metrics_address('scheduler')}/metrics")
+    return counts_in(text)
+
+
+def counts_in(text: str) -> Counted:
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    return {key: number for key, number in counted(families).items() if key[0].startswith(COUNTED)}
+
+
+def fetched(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as response:
+        return str(response.read().decode())
 
 
 @pytest.mark.parametrize("protocol", ["openai", "openai-chat"])

@@ -44,7 +44,7 @@ def scheduler_metrics() -> CollectorRegistry:
     replica = build_replica(ReplicaSettings("fcfs", memory="paged", max_total_token_num=1000, max_req_total_len=100))
     member = SimpleNamespace(name="one", replica=replica, pool_tokens=1000, draining=False)
     core = SimpleNamespace(num_unplaced=0, num_held=0)
-    state: Any = SimpleNamespace(core=core, members=[member], open_sequences=[], num_routers=0, fairness=1.0)
+    state: Any = SimpleNamespace(cores=[core], members=[member], open_sequences=[], num_routers=0, fairness=1.0)
     registry = CollectorRegistry()
     Gauges(SchedulerMetrics(registry, {}), state)
     return registry

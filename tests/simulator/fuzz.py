@@ -31,13 +31,13 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.service.faults.kinds import LOAD_FAILURE
 from lorrery.service.faults.rules import LoadRules, RuleBook
-from lorrery.simulator.build import build_requests, ids_suffice
 from lorrery.simulator.cluster import schedule_faults
-from lorrery.simulator.engine import Simulation
-from lorrery.simulator.outcomes import GapRecorder
-from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.loop.build import build_requests, ids_suffice
+from lorrery.simulator.loop.engine import Simulation
+from lorrery.simulator.loop.outcomes import GapRecorder
+from lorrery.simulator.loop.request import SimulatedRequest
+from lorrery.simulator.loop.worker import SimulatedWorker
 from lorrery.simulator.subscribers.step_files import COLUMNS, StepWriter
-from lorrery.simulator.worker import SimulatedWorker
 from lorrery.worker.device.output import LlmMockLength
 from tests.seeds import check_all
 from tests.simulator.fuzz_cases import ADAPTERS, IN_PIECES, LAST_PS, MODEL, PS, Case, draw_case, step_time_model

@@ -12,8 +12,8 @@ from lorrery.scheduler.core.placements.by_load import RoundRobin
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.simulator.build import build_requests, build_workers
-from lorrery.simulator.engine import Simulation
+from lorrery.simulator.loop.build import build_requests, build_workers
+from lorrery.simulator.loop.engine import Simulation
 from lorrery.worker.device.constant import LlmMock
 
 S = 10**12

@@ -22,10 +22,10 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.simulator.build import build_requests, build_workers
-from lorrery.simulator.engine import Simulation
-from lorrery.simulator.outcomes import STATUS
-from lorrery.simulator.worker import SimulatedWorker
+from lorrery.simulator.loop.build import build_requests, build_workers
+from lorrery.simulator.loop.engine import Simulation
+from lorrery.simulator.loop.outcomes import STATUS
+from lorrery.simulator.loop.worker import SimulatedWorker
 from lorrery.worker.device.batch import Batch, PrefillChunk
 from lorrery.worker.device.constant import LlmMock
 from lorrery.worker.device.profile import read_profile

@@ -10,7 +10,7 @@ from lorrery.scheduler.core.facts import Handler
 from lorrery.service.errors import SettingsError
 from lorrery.service.settings.cluster import Settings, changed, load
 from lorrery.simulator.interface import simulate
-from lorrery.simulator.worker import StepSpan
+from lorrery.simulator.loop.worker import StepSpan
 from lorrery.worker.build import device_of
 
 H100_AND_L40S: list[dict[str, Any]] = [

@@ -12,8 +12,8 @@ from lorrery.scheduler.core.plan import Chunk, Plan
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.simulator.outcomes import GapRecorder, OutcomeRecorder
-from lorrery.simulator.worker import StepSpan
+from lorrery.simulator.loop.outcomes import GapRecorder, OutcomeRecorder
+from lorrery.simulator.loop.worker import StepSpan
 from lorrery.vocabulary.units import NEVER
 from tests.simulator.fuzz import gaps_of, simulate
 from tests.simulator.fuzz_cases import draw_case

@@ -25,8 +25,8 @@ from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.service.faults.kinds import parse_fault
 from lorrery.service.settings.cluster import load
+from lorrery.simulator.loop.request import SimulatedRequest
 from lorrery.simulator.options import SimulationOptions
-from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.run import SimulatedRun
 from lorrery.worker.device.output import Ending
 

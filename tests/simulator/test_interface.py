@@ -3,10 +3,12 @@
 import subprocess
 import sys
 import types
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 import lorrery
@@ -170,6 +172,25 @@ def test_callers_are_told_of_every_end():
     assert sorted(ended) == result.columns.index.tolist()
 
 
+def test_series_count_what_the_report_counts(tmp_path: Path):
+    path = tmp_path / "metrics.txt"
+    lost = ["worker_loss,at=0.5,for=0.5,worker=worker-1"]
+    result = lorrery.simulate(CLUSTER, {**SHORT, "adapters": "all"}, workers=2, faults=lost, metrics=path)
+    families = text_string_to_metric_families(path.read_text())
+    series: dict[str, float] = Counter()
+    for sample in [sample for family in families for sample in family.samples]:
+        series[sample.name.removeprefix("lorrery_scheduler_")] += sample.value
+    cost, summary = result.report.simulation, result.report.summary
+    assert cost is not None
+    assert series["step_seconds_count"] == series["batch_size_count"] == cost.num_steps
+    assert series["plans_total"] == cost.num_plans
+    assert series["requests_total"] == series["queue_seconds_count"] == summary.num_requests
+    assert series["batch_size_sum"] == series["output_tokens_total"] == result.columns.output_tokens.sum()
+    assert series["prompt_tokens_total"] == result.columns.prompt_tokens.sum()
+    assert series["workers_lost_total"] == 1
+    assert series["workers"] == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -217,6 +238,7 @@ def test_callers_are_told_of_every_end():
         ({"on_end": 5}, "on_end is 5; it must be a function"),
         ({"watch": "x"}, "watch is 'x'; it must be a function"),
         ({"record": 5}, "record is 5; it must be the path of a file"),
+        ({"metrics": 5}, "metrics is 5; it must be the path of a file"),
         ({"record": "a\0"}, r"record is 'a\\x00'; it must be the path of a file"),
         ({"workload": {"num_requests": -1}}, "--num-requests is -1; it must be 1 or more"),
         ({"workload": {"duration": -1}}, "--duration is -1; it must be 0 or more"),

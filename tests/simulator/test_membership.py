@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorrery.scheduler.core.build import ReplicaSettings, build_replica
-from lorrery.simulator.membership import Boundaries
-from lorrery.simulator.worker import SimulatedWorker
+from lorrery.simulator.loop.membership import Boundaries
+from lorrery.simulator.loop.worker import SimulatedWorker
 from lorrery.vocabulary.units import NEVER
 from tests.simulator.test_engine import STEP_TIMES
 

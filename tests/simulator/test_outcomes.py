@@ -4,8 +4,8 @@ import numpy as np
 
 from lorrery.loadgen.workload.distribution import Distribution
 from lorrery.loadgen.workload.outcome import OutcomeTable
-from lorrery.simulator.outcomes import OutcomeRecorder
-from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.loop.outcomes import OutcomeRecorder
+from lorrery.simulator.loop.request import SimulatedRequest
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.output import Ending
 

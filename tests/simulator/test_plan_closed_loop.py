@@ -14,9 +14,9 @@ import pytest
 import lorrery
 from lorrery.scheduler.core.facts import Handler
 from lorrery.scheduler.core.policies import BATCHINGS
+from lorrery.simulator.loop.worker import StepSpan
 from lorrery.simulator.plan.plan import plan_registry
 from lorrery.simulator.plan.sizing import TURNS
-from lorrery.simulator.worker import StepSpan
 from lorrery.worker.device.capacity import Point, Workload
 
 LENGTHS = [(100, 100), (1000, 100), (3000, 40)]

@@ -13,11 +13,11 @@ from lorrery.scheduler.core.placements.by_load import PrefixMatch
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.simulator import build
-from lorrery.simulator.build import has_ids, ids_suffice
 from lorrery.simulator.clients import Clients
-from lorrery.simulator.engine import Simulation
 from lorrery.simulator.lazy_prompt import LazyPrompt
+from lorrery.simulator.loop import build
+from lorrery.simulator.loop.build import has_ids, ids_suffice
+from lorrery.simulator.loop.engine import Simulation
 from tests.simulator.fuzz_cases import step_time_model
 
 ADAPTERS = {"a": Adapter("a", 8)}

@@ -7,7 +7,7 @@ import pytest
 
 import lorrery
 from lorrery.simulator.cluster import REPORT_SECONDS, ShardChoice
-from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.loop.request import SimulatedRequest
 from lorrery.vocabulary import rendezvous
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND

@@ -17,8 +17,8 @@ from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator import interpreter
-from lorrery.simulator.build import build_requests, build_workers
-from lorrery.simulator.engine import ITERATIONS_PER_CHECK, Simulation
+from lorrery.simulator.loop.build import build_requests, build_workers
+from lorrery.simulator.loop.engine import ITERATIONS_PER_CHECK, Simulation
 from lorrery.worker.device.constant import LlmMock
 
 

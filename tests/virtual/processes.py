@@ -18,7 +18,7 @@ from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.metrics import ServiceState
 from lorrery.tokenizer.file import BuiltinTokenizer
 from lorrery.worker.build import read_catalogue
-from lorrery.worker.device.catalogue import Catalogue
+from lorrery.worker.device.catalogue.tables import Catalogue
 from lorrery.worker.service import WorkerService
 from tests.virtual.clock import Host, VirtualLoop
 from tests.virtual.network import Network

@@ -32,10 +32,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.architecture import Model, Precision, Shard
 from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.catalogue.architecture import Model, Precision, Shard
+from lorrery.worker.device.catalogue.hardware import SIXTEEN, Gpu, KernelFit
 from lorrery.worker.device.deployment import KERNELS_ONLY, Engine
-from lorrery.worker.device.hardware import SIXTEEN, Gpu, KernelFit
 from lorrery.worker.device.kernels import TILE
 
 TILE_START_TOKENS: Final = 100

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
+from lorrery.worker.device.catalogue.hardware import MARLIN, SIXTEEN, AllReduce, Basis, Gpu
 from lorrery.worker.device.deployment import KERNELS_ONLY, Deployment, Engine
-from lorrery.worker.device.hardware import MARLIN, SIXTEEN, AllReduce, Basis, Gpu
 from lorrery.worker.device.kernels import compute_type
 from lorrery.worker.device.moe import expert_type, slow_type
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from lorrery.worker.device.architecture import Model, Precision, check_split, held_experts
-from lorrery.worker.device.architecture import precision as precision_of
+from lorrery.worker.device.catalogue.architecture import Model, Precision, check_split, held_experts
+from lorrery.worker.device.catalogue.architecture import precision as precision_of
+from lorrery.worker.device.catalogue.hardware import AllReduce, Basis, CatalogueError, Gpu, KernelFit
 from lorrery.worker.device.constant import DEFAULT, StepConstants
-from lorrery.worker.device.hardware import AllReduce, Basis, CatalogueError, Gpu, KernelFit
 from lorrery.worker.device.lora import REAL_RANKS, LoraKernels
 from lorrery.worker.device.profile import ProfileRow
 from lorrery.worker.device.steps import EngineStep

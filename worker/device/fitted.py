@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from lorrery.vocabulary.units import picoseconds
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment, StepCost
+from lorrery.worker.device.catalogue.hardware import CatalogueError
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.hardware import CatalogueError
 from lorrery.worker.device.lora import LoraCost
 from lorrery.worker.device.steps import MOST_COUNTED
 

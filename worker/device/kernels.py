@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Final, Protocol
 
-from lorrery.worker.device.architecture import Model, Precision, Shard
+from lorrery.worker.device.catalogue.architecture import Model, Precision, Shard
+from lorrery.worker.device.catalogue.hardware import SIXTEEN, AllReduce, Gpu, KernelFit
 from lorrery.worker.device.deployment import Engine
-from lorrery.worker.device.hardware import SIXTEEN, AllReduce, Gpu, KernelFit
 
 TILE: Final = 64
 """Rows of attention queries, and of a small matrix product, per block."""

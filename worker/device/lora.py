@@ -39,9 +39,9 @@ from itertools import groupby
 from typing import Literal, NamedTuple
 
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.architecture import Model, check_split, held_experts
 from lorrery.worker.device.batch import LoraWork
-from lorrery.worker.device.hardware import AllReduce, Gpu
+from lorrery.worker.device.catalogue.architecture import Model, check_split, held_experts
+from lorrery.worker.device.catalogue.hardware import AllReduce, Gpu
 from lorrery.worker.device.lora_kernels import Slices, grouped_seconds, num_segments, segmented_seconds
 
 Targets = Literal["qkvo", "all-linear"]

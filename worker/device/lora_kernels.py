@@ -9,7 +9,7 @@ pair of launches with as many slices. The forms were found on, and the constants
 from math import ceil
 from typing import NamedTuple
 
-from lorrery.worker.device.hardware import LoraFit, SegmentedLoraFit
+from lorrery.worker.device.catalogue.hardware import LoraFit, SegmentedLoraFit
 
 _FEW_TOKENS = 128
 _SHRINK_ROWS, _EXPAND_ROWS, _SHRINK_COLUMNS = 32, 64, 16

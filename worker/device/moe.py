@@ -37,9 +37,9 @@ from dataclasses import dataclass, replace
 from math import exp, lgamma, sqrt
 from statistics import NormalDist
 
-from lorrery.worker.device.architecture import Model, held_experts, precision
+from lorrery.worker.device.catalogue.architecture import Model, held_experts, precision
+from lorrery.worker.device.catalogue.hardware import MARLIN, SIXTEEN, CatalogueError, Gpu, MoeFit
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.hardware import MARLIN, SIXTEEN, CatalogueError, Gpu, MoeFit
 from lorrery.worker.device.kernels import KernelTimes, compute_type
 
 LARGEST_SHARE = 0.8

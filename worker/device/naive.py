@@ -15,8 +15,8 @@ attention, for a token of KV cache, and for a batch's adapters.
 from functools import lru_cache
 
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
-from lorrery.worker.device.architecture import check_split
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment, StepCost
+from lorrery.worker.device.catalogue.architecture import check_split
 from lorrery.worker.device.deployment import Deployment, kv_bytes_per_token
 from lorrery.worker.device.kernels import compute_type
 from lorrery.worker.device.lora import LoraCost

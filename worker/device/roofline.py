@@ -15,9 +15,9 @@ from functools import lru_cache
 from typing import Final
 
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND, picoseconds
-from lorrery.worker.device.architecture import Shard
 from lorrery.worker.device.attention import AttentionKernels, Heads
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment, StepCost
+from lorrery.worker.device.catalogue.architecture import Shard
 from lorrery.worker.device.deployment import EAGER_LAUNCH_US, EAGER_LORA_LAUNCH_US, Deployment, eager_launches
 from lorrery.worker.device.kernels import LinearKernels
 from lorrery.worker.device.lora import FLOPS_SHARE, LoraCost

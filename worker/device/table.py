@@ -17,8 +17,8 @@ from typing import TypeVar
 
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment, StepCost
+from lorrery.worker.device.catalogue.hardware import CatalogueError
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.hardware import CatalogueError
 from lorrery.worker.device.lora import LoraCost
 
 _PS_PER_MS = 10**9

@@ -11,7 +11,7 @@ from lorrery.scheduler.core.facts import Activated, AdapterEvent, AdapterLost, E
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.architecture import Model
+from lorrery.worker.device.catalogue.architecture import Model
 from lorrery.worker.device.deployment import kv_bytes_per_token
 from lorrery.worker.device.lora import Targets, adapter_bytes, load_ps
 

@@ -44,9 +44,9 @@ from lorrery.scheduler.core.queues.base import ListedQueue, steps_until_admissib
 from lorrery.scheduler.core.queues.waiting import MAX_OVERTAKES, Patience, adapter_key
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.worker.device.architecture import Model
 from lorrery.worker.device.batch import Batch, PrefillChunk
-from lorrery.worker.device.hardware import SIXTEEN, Gpu
+from lorrery.worker.device.catalogue.architecture import Model
+from lorrery.worker.device.catalogue.hardware import SIXTEEN, Gpu
 from lorrery.worker.device.steptime import StepTimeModel
 
 _Key = TypeVar("_Key")

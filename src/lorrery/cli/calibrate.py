@@ -1,7 +1,7 @@
 """`lorrery calibrate`: fits a GPU's kernel constants to a user's profile of it, and writes them for the settings.
 
 A profile is of single kernels (`calibrate_kernels`) or of whole steps. The fit to steps is in
-`worker.device.calibration`. Its error is estimated by fitting half of the rows and predicting the other half; the
+`worker.device.calibration.steps`. Its error is estimated by fitting half of the rows and predicting the other half; the
 constants written are fitted to all rows.
 """
 
@@ -24,10 +24,10 @@ from lorrery.validation import kernels
 from lorrery.validation.steptime import UNTIMED, measured_deployment, modelled, read_file
 from lorrery.view.terminal import FigureTable
 from lorrery.worker.build import read_catalogue
-from lorrery.worker.device.calibration import Calibration, Measured, calibrate
-from lorrery.worker.device.catalogue import DEFAULT_FIT, DEFAULT_MODERN_FIT, Catalogue
+from lorrery.worker.device.calibration.steps import Calibration, Measured, calibrate
+from lorrery.worker.device.catalogue.hardware import CatalogueError, Gpu, KernelFit
+from lorrery.worker.device.catalogue.tables import DEFAULT_FIT, DEFAULT_MODERN_FIT, Catalogue
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.hardware import CatalogueError, Gpu, KernelFit
 from lorrery.worker.device.profile import PHASES, ProfileRow
 from lorrery.worker.device.roofline import Roofline
 

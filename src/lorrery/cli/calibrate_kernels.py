@@ -1,4 +1,4 @@
-"""`lorrery calibrate` of kernel rows: fits a GPU's constants part by part; `worker/device/kernel_calibration.py`.
+"""`lorrery calibrate` of kernel rows: fits constants part by part; `worker/device/calibration/kernels.py`.
 
 The constants are fitted on two shapes of three; the error on the other shapes is that of the constants as written.
 """
@@ -13,8 +13,9 @@ import typer
 from lorrery.service.errors import FormatError
 from lorrery.service.files.writing import write_output
 from lorrery.view.terminal import FigureTable, table_console
-from lorrery.worker.device.catalogue import FORMAT, Catalogue
-from lorrery.worker.device.hardware import (
+from lorrery.worker.device.calibration.kernel_rows import KernelRow
+from lorrery.worker.device.calibration.kernels import PartFit, calibrated, fit, parts_of, percent_errors
+from lorrery.worker.device.catalogue.hardware import (
     KV_TYPES,
     WEIGHT_TYPES,
     AllReduce,
@@ -27,8 +28,7 @@ from lorrery.worker.device.hardware import (
     MoeFit,
     SegmentedLoraFit,
 )
-from lorrery.worker.device.kernel_calibration import PartFit, calibrated, fit, parts_of, percent_errors
-from lorrery.worker.device.kernel_rows import KernelRow
+from lorrery.worker.device.catalogue.tables import FORMAT, Catalogue
 from lorrery.worker.device.kernels import compute_type
 
 WHAT_TELLS = {

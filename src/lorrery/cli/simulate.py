@@ -181,8 +181,8 @@ def simulate(
     if autoscale:
         overrides = [*overrides, "autoscaler.enabled=true"]
     if sweeps:
-        if steps or perfetto or record is not None:
-            raise SettingsError("--steps, --perfetto and --record are for a single run; leave out --sweep")
+        if steps or perfetto or record is not None or observers.metrics is not None:
+            raise SettingsError("--steps, --perfetto, --record and --metrics are for a single run; leave out --sweep")
         if serve is not None:
             raise SettingsError("--serve is for a single run; leave out --sweep")
         from lorrery.simulator.sweep.run import sweep
@@ -196,8 +196,8 @@ def simulate(
     if rule != "autoscaler.enabled" and not run.settings.is_autoscaled:
         raise SettingsError(f"--set {cut(rule)} needs an autoscaler: add --autoscale")
     if serve is not None:
-        if steps or perfetto or record is not None:
-            raise SettingsError("--steps, --perfetto and --record do not go with --serve")
+        if steps or perfetto or record is not None or observers.metrics is not None:
+            raise SettingsError("--steps, --perfetto, --record and --metrics do not go with --serve")
         raise typer.Exit(_serve(run, serve, out, table_console(), with_page=report))
     if observers.record_every is not None and record is None:
         raise SettingsError("--record-every needs --record")
@@ -271,6 +271,8 @@ def _run(
     if observers.record is not None:
         shown = f"record    {observers.record} (lorrery web {observers.record})"
         console.print(shown, style="dim", highlight=False, soft_wrap=True)
+    if observers.metrics is not None:
+        console.print(f"metrics   {observers.metrics}", style="dim", highlight=False, soft_wrap=True)
     return report.exit_code
 
 

@@ -33,8 +33,8 @@ from lorrery.validation.policy.placement import check_placement
 from lorrery.validation.serving import default_jobs
 from lorrery.validation.vidur import BatchRules
 from lorrery.view.terminal import table_console
-from lorrery.worker.device.catalogue import PACKAGE, Catalogue
-from lorrery.worker.device.hardware import CatalogueError
+from lorrery.worker.device.catalogue.hardware import CatalogueError
+from lorrery.worker.device.catalogue.tables import PACKAGE, Catalogue
 from lorrery.worker.device.steptime import STEP_TIME_MODELS
 
 _PARTS = {"policy": (), "batching": ("scheduler.policy=fcfs",), "placement": ()}

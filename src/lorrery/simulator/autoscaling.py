@@ -11,11 +11,11 @@ from lorrery.loadgen.workload.outcome import OutcomeTable
 from lorrery.scheduler.core.autoscaling import Autoscaler, Decision, Reading, Sample, Window
 from lorrery.service.settings.autoscaler import AutoscalerSettings
 from lorrery.service.settings.cluster import Settings
-from lorrery.simulator.engine import Simulation
 from lorrery.simulator.fleet import Fleet, Numbers, start_up_seconds
-from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.loop.engine import Simulation
+from lorrery.simulator.loop.request import SimulatedRequest
+from lorrery.simulator.loop.worker import SimulatedWorker
 from lorrery.simulator.subscribers.scrape import Scraper
-from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import LAST_SECONDS, PS_PER_SECOND
 from lorrery.worker.build import Device
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lorrery.loadgen.workload.request import WorkloadRequest, sessions
-from lorrery.simulator.build import RequestBuilder, Said
-from lorrery.simulator.engine import Simulation
-from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.loop.build import RequestBuilder, Said
+from lorrery.simulator.loop.engine import Simulation
+from lorrery.simulator.loop.request import SimulatedRequest
 from lorrery.vocabulary.units import LAST_SECONDS, NEVER, picoseconds
 
 

@@ -21,13 +21,13 @@ from lorrery.service.errors import SettingsError
 from lorrery.service.faults.rules import LoadRules, RuleBook
 from lorrery.service.names import gpu_names
 from lorrery.service.settings.cluster import Settings
-from lorrery.simulator.build import RequestBuilder, ids_suffice
 from lorrery.simulator.clients import Clients
-from lorrery.simulator.engine import Simulation
 from lorrery.simulator.fleet import most_processes, num_processes
+from lorrery.simulator.loop.build import RequestBuilder, ids_suffice
+from lorrery.simulator.loop.engine import Simulation
+from lorrery.simulator.loop.request import SimulatedRequest
+from lorrery.simulator.loop.worker import SimulatedWorker
 from lorrery.simulator.options import SimulationOptions
-from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.files import count_kinds
 from lorrery.vocabulary.units import LAST_SECONDS, PS_PER_SECOND
 from lorrery.worker.build import Device, device_of
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lorrery.simulator.autoscaling import Scaled
     from lorrery.simulator.fleet import Fleet
     from lorrery.simulator.subscribers.frames import FrameRecorder
+    from lorrery.simulator.subscribers.series import SchedulerSeries
 from functools import partial
 
 from lorrery.scheduler.core.cluster import ClusterCore
@@ -246,6 +247,12 @@ class SimulatedCluster:
             addresses=self._addresses,
             every_seconds=every_seconds,
         )
+
+    def series(self) -> "SchedulerSeries":
+        """Return the series of a scheduler, counted from now on."""
+        from lorrery.simulator.subscribers.series import SchedulerSeries
+
+        return SchedulerSeries(self.simulation, self.adapters, self._settings.metrics)
 
     def play(self, requests: Sequence[WorkloadRequest], options: LoadOptions) -> Iterator[SimulatedRequest]:
         """Run a workload as the load generator would send it, with faults; yield requests as they end."""

@@ -15,8 +15,8 @@ from lorrery.service.faults.kinds import WORKER_LOSS, Fault
 from lorrery.service.names import gpu_names
 from lorrery.service.settings.autoscaler import AutoscalerSettings
 from lorrery.service.settings.cluster import Settings
-from lorrery.simulator.engine import Simulation
-from lorrery.simulator.worker import SimulatedWorker
+from lorrery.simulator.loop.engine import Simulation
+from lorrery.simulator.loop.worker import SimulatedWorker
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.deployment import Deployment, weight_bytes
 

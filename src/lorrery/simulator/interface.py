@@ -46,7 +46,7 @@ def simulate(asked: Observed) -> SimulationResult:
     """Run a cluster under a virtual clock.
 
     Raises:
-        LorreryError: invalid settings or options, an unreadable trace, or a record that cannot be written.
+        LorreryError: invalid settings or options, an unreadable trace, or a file that cannot be written.
     """
     run = prepare(asked)
     run.observers = checked_observers(part_of(Observers, asked))
@@ -83,10 +83,10 @@ def prepare(scenario: Scenario) -> SimulatedRun:
 
 
 def checked_observers(observers: Observers) -> Observers:
-    """Check callbacks, where a record goes, and the interval of its frames.
+    """Check callbacks, where files go, and the interval of a record's frames.
 
     Raises:
-        SettingsError: none that can be called, a record that cannot be written there, or too short an interval.
+        SettingsError: none that can be called, a file that cannot be written there, or too short an interval.
     """
     check_callable("on_end", observers.on_end)
     check_callable("watch", observers.watch)
@@ -105,7 +105,13 @@ def checked_observers(observers: Observers) -> Observers:
     if record is not None:
         record = read_path("record", record)
         check_writable("record", record)
-    return replace(observers, subscribers=tuple(subscribers), record=record, record_every=every_seconds)
+    metrics = observers.metrics
+    if metrics is not None:
+        metrics = read_path("metrics", metrics)
+        check_writable("metrics", metrics)
+    return replace(
+        observers, subscribers=tuple(subscribers), record=record, record_every=every_seconds, metrics=metrics
+    )
 
 
 def read_settings(settings: SettingsLike = None, overrides: Overrides = ()) -> Settings:

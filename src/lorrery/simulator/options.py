@@ -16,7 +16,7 @@ from lorrery.service.faults.kinds import Fault, parse_fault
 from lorrery.service.options import Option
 from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.arguments import read_faults
-from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.loop.request import SimulatedRequest
 from lorrery.vocabulary.files import MAX_FRAMES, RECORD_FILE
 
 __all__ = [
@@ -130,6 +130,16 @@ class Observers:
             "[FILE]",
             parse=str,
             in_python="A file for `lorrery web` to show; its frames are what a watcher would have seen.",
+        ),
+    ] = None
+    metrics: Annotated[
+        str | Path | None,
+        Option(
+            "Write the series of a scheduler's /metrics, as they are when the run ends.",
+            _OUTPUT,
+            "FILE",
+            parse=str,
+            in_python="A file for the series of a scheduler's `/metrics`, as they are when the run ends.",
         ),
     ] = None
     record_every: Annotated[

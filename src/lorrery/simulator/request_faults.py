@@ -14,9 +14,9 @@ from lorrery.scheduler.core.facts import Cancelled, Failed, Handler, Preempted
 from lorrery.scheduler.core.member import Member
 from lorrery.service.faults.kinds import Fault
 from lorrery.service.faults.rules import NO_FAULTS, FaultRules, RequestFaults, together
-from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.state import Clock, OpenRequests
-from lorrery.simulator.worker import StepSpan
+from lorrery.simulator.loop.request import SimulatedRequest
+from lorrery.simulator.loop.state import Clock, OpenRequests
+from lorrery.simulator.loop.worker import StepSpan
 from lorrery.worker.device.output import Ending
 
 

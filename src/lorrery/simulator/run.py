@@ -18,14 +18,14 @@ from lorrery.loadgen.workload.arrivals import warmup_requests
 from lorrery.service.faults.kinds import Fault
 from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.cluster import SimulatedCluster
-from lorrery.simulator.engine import Simulation
 from lorrery.simulator.fleet import check_scaled
 from lorrery.simulator.interpreter import garbage_collected_seldom
+from lorrery.simulator.loop.engine import Simulation
+from lorrery.simulator.loop.outcomes import GapRecorder, OutcomeRecorder
+from lorrery.simulator.loop.request import SimulatedRequest
+from lorrery.simulator.loop.worker import SimulatedWorker
 from lorrery.simulator.options import Observers, Progress, SimulationOptions
-from lorrery.simulator.outcomes import GapRecorder, OutcomeRecorder
-from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.request_faults import RequestFaultInjector
-from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.adapters import AdapterFigures, summed
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.build import Device
@@ -33,6 +33,7 @@ from lorrery.worker.build import Device
 if TYPE_CHECKING:
     from lorrery.simulator.autoscaling import Scaled
     from lorrery.simulator.subscribers.frames import FrameRecorder
+    from lorrery.simulator.subscribers.series import SchedulerSeries
 
 __all__ = ["Playing", "SimulatedRun"]
 
@@ -115,9 +116,11 @@ class SimulatedRun:
         scraping = [] if scaled is None else scaled.scrapers
         recorder = None if watched.record is None else cluster.recorder(watched.record_every)
         recording = [] if recorder is None else [recorder]
+        series = None if watched.metrics is None else cluster.series()
+        counting = [] if series is None else [series]
         injector = RequestFaultInjector(faults, start_ps)
         injecting = [injector] if injector.has_rules else []
-        cluster.simulation.subscribe([self.gaps, *scraping, *injecting, *recording, *watched.subscribers])
+        cluster.simulation.subscribe([self.gaps, *scraping, *injecting, *recording, *counting, *watched.subscribers])
         if injecting:
             cluster.simulation.inject(injector)
         return Playing(
@@ -128,6 +131,7 @@ class SimulatedRun:
             faults,
             scaled,
             recorder,
+            series,
             OutcomeRecorder(start_ps),
             cluster.play(workload.requests, options),
             started_at,
@@ -177,6 +181,7 @@ class Playing:
     faults: tuple[Fault, ...]
     scaled: "Scaled | None"
     recorder: "FrameRecorder | None"
+    series: "SchedulerSeries | None"
     outcomes: OutcomeRecorder
     arriving: Iterator[SimulatedRequest]
     started_at: datetime
@@ -195,6 +200,9 @@ class Playing:
     def report(self, *, interrupted: bool) -> LoadReport:
         """Close the simulation, count open requests as interrupted, and return the report."""
         run, cluster, on_end = self.run, self.cluster, self.run.observers.on_end
+        if self.series is not None:
+            assert run.observers.metrics is not None
+            self.series.write(Path(run.observers.metrics))
         for request in cluster.simulation.close():
             self.outcomes.add(request)
             if on_end is not None:

@@ -13,8 +13,8 @@ from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.options import method_arguments_of
 from lorrery.simulator.arguments import read_positive, read_whole
 from lorrery.simulator.autoscaling import scaling_row
-from lorrery.simulator.engine import PAUSE
 from lorrery.simulator.interface import prepare
+from lorrery.simulator.loop.engine import PAUSE
 from lorrery.simulator.options import Scenario
 from lorrery.simulator.result import SimulationResult
 from lorrery.simulator.run import SimulatedRun

@@ -30,15 +30,15 @@ from lorrery.validation.figures import (
 )
 from lorrery.view import plots
 from lorrery.view.terminal import FigureTable
-from lorrery.worker.device.catalogue import Catalogue
-from lorrery.worker.device.kernel_prediction import KernelPredictions, Prediction
-from lorrery.worker.device.kernel_rows import (
+from lorrery.worker.device.calibration.kernel_prediction import KernelPredictions, Prediction
+from lorrery.worker.device.calibration.kernel_rows import (
     COUNTS,
     KernelRow,
     KernelRowError,
     is_kernel_header,
     read_kernel_rows,
 )
+from lorrery.worker.device.catalogue.tables import Catalogue
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,7 +21,7 @@ from lorrery.validation.serving_rows import read_file as read_served
 from lorrery.validation.vidur import BatchRules
 from lorrery.view.terminal import FigureTable
 from lorrery.worker.build import read_catalogue
-from lorrery.worker.device.catalogue import Catalogue
+from lorrery.worker.device.catalogue.tables import Catalogue
 
 PHASES = ("linear", "decode", "prefill", "mixed")
 _ALL_REDUCES = {

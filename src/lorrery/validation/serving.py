@@ -21,7 +21,7 @@ from lorrery.validation.serving_rows import OK, ServingFile, ServingRow, as_json
 from lorrery.validation.serving_run import AS_IT_IS, Options, Prediction, predict
 from lorrery.view.terminal import FigureTable
 from lorrery.worker.device.basis import no_measurement
-from lorrery.worker.device.catalogue import Catalogue
+from lorrery.worker.device.catalogue.tables import Catalogue
 
 Watch = Callable[[Iterable[Prediction], int], Iterable[Prediction]]
 Row = TypeVar("Row")

@@ -21,7 +21,7 @@ from lorrery.validation.serving import Members, ServingComparison, ServingGroup,
 from lorrery.validation.serving_rows import OK, ServingRow
 from lorrery.validation.serving_run import Options, Prediction, Tables, settings_of, write_changed
 from lorrery.view.terminal import FigureTable
-from lorrery.worker.device.catalogue import Catalogue
+from lorrery.worker.device.catalogue.tables import Catalogue
 from lorrery.worker.device.deployment import Engine
 
 Constants = Mapping[str, float]

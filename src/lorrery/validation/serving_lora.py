@@ -27,7 +27,7 @@ from lorrery.service.errors import FormatError, LorreryError
 from lorrery.service.files.reading import open_csv
 from lorrery.service.settings.cluster import Settings, changed
 from lorrery.service.settings.presets import nearest
-from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.loop.request import SimulatedRequest
 from lorrery.validation.figures import Errors, NotPredicted, percent, reasons, reasons_json, sum_up
 from lorrery.validation.serving import in_processes
 from lorrery.validation.serving_plot import Points, draw_panels

@@ -22,12 +22,12 @@ from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.files.reading import read_tables, to_toml
 from lorrery.service.settings.cluster import Settings, changed
 from lorrery.service.settings.presets import nearest
+from lorrery.simulator.loop.request import SimulatedRequest
 from lorrery.simulator.options import Observers, SimulationOptions
-from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.run import SimulatedRun
 from lorrery.validation.serving_rows import ServingRow
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.catalogue import FORMAT, PACKAGE
+from lorrery.worker.device.catalogue.tables import FORMAT, PACKAGE
 
 PS_PER_MS = PS_PER_SECOND // 1000
 _TIMEOUT_SECONDS = 1e6

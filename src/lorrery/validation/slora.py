@@ -25,13 +25,13 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.service.errors import FormatError
-from lorrery.simulator.build import build_requests, build_workers
-from lorrery.simulator.engine import Simulation
+from lorrery.simulator.loop.build import build_requests, build_workers
+from lorrery.simulator.loop.engine import Simulation
 from lorrery.view.terminal import FigureTable
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.catalogue import Catalogue
+from lorrery.worker.device.catalogue.hardware import CatalogueError
+from lorrery.worker.device.catalogue.tables import Catalogue
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.hardware import CatalogueError
 from lorrery.worker.device.lora import adapter_bytes
 from lorrery.worker.device.roofline import Roofline
 

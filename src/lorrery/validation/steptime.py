@@ -15,9 +15,9 @@ import numpy as np
 from lorrery.service.errors import FormatError
 from lorrery.service.files.reading import open_csv
 from lorrery.view.terminal import FigureTable
-from lorrery.worker.device.catalogue import Catalogue
+from lorrery.worker.device.catalogue.hardware import AllReduce, CatalogueError, Gpu
+from lorrery.worker.device.catalogue.tables import Catalogue
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.hardware import AllReduce, CatalogueError, Gpu
 from lorrery.worker.device.profile import PHASES, ProfileError, ProfileRow, read_profile
 from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
 

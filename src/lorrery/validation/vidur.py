@@ -27,16 +27,16 @@ from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.service.errors import FormatError
 from lorrery.service.files.reading import open_csv
-from lorrery.simulator.build import build_requests, build_workers
-from lorrery.simulator.engine import Simulation
+from lorrery.simulator.loop.build import build_requests, build_workers
+from lorrery.simulator.loop.engine import Simulation
 from lorrery.validation.padded_fifo import PaddedFifo
 from lorrery.view.terminal import FigureTable
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.build import read_catalogue, read_steps_file
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, StepCost
+from lorrery.worker.device.catalogue.hardware import CatalogueError
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.fitted import Fitted
-from lorrery.worker.device.hardware import CatalogueError
 from lorrery.worker.device.steps import EngineStep
 from lorrery.worker.device.steptime import StepTimeModel
 

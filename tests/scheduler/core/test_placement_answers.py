@@ -12,9 +12,9 @@ from lorrery.scheduler.core.checked.placement import CHECK_IT, FIELDS, CheckedPl
 from lorrery.scheduler.core.placements.base import Choice
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.simulator.build import build_requests, build_workers
-from lorrery.simulator.engine import Simulation
-from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.loop.build import build_requests, build_workers
+from lorrery.simulator.loop.engine import Simulation
+from lorrery.simulator.loop.request import SimulatedRequest
 from lorrery.worker.device.constant import LlmMock
 
 NUM_REQUESTS = 8

@@ -19,9 +19,9 @@ from lorrery.scheduler.core.protocols import Batching
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.simulator.build import build_requests, build_workers
-from lorrery.simulator.engine import Simulation
-from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.loop.build import build_requests, build_workers
+from lorrery.simulator.loop.engine import Simulation
+from lorrery.simulator.loop.request import SimulatedRequest
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.constant import LlmMock

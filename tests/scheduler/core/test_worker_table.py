@@ -16,9 +16,9 @@ from lorrery.scheduler.core.prefix_cache.base import of_runs
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.simulator.engine import Simulation
-from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.worker import SimulatedWorker
+from lorrery.simulator.loop.engine import Simulation
+from lorrery.simulator.loop.request import SimulatedRequest
+from lorrery.simulator.loop.worker import SimulatedWorker
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.constant import ConstantSteps, StepConstants
 from lorrery.worker.device.output import Ending

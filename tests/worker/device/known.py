@@ -4,7 +4,7 @@ from typing import Any
 
 from lorrery.service.files.reading import read_tables
 from lorrery.worker.device.batch import Batch
-from lorrery.worker.device.catalogue import PACKAGE, Catalogue
+from lorrery.worker.device.catalogue.tables import PACKAGE, Catalogue
 from lorrery.worker.device.deployment import Deployment
 
 CATALOGUE = Catalogue(read_tables(PACKAGE))

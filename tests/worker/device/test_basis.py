@@ -2,9 +2,9 @@
 
 import pytest
 
-from lorrery.worker.device.architecture import WEIGHT_DTYPES, precision
 from lorrery.worker.device.basis import Ground, grounds, slow_kernels
 from lorrery.worker.device.batch import Batch
+from lorrery.worker.device.catalogue.architecture import WEIGHT_DTYPES, precision
 from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import deployment
 

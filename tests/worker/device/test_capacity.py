@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from lorrery.worker.device.batch import NO_LORA, LoraWork
 from lorrery.worker.device.capacity import Capacity, Loads, Room, Workload, bytes_of_adapters, replicas_for
+from lorrery.worker.device.catalogue.hardware import AttentionFit, CatalogueError
 from lorrery.worker.device.closed_loop import PromptTurns, Turns
-from lorrery.worker.device.hardware import AttentionFit, CatalogueError
 from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import deployment
 

@@ -5,10 +5,10 @@ import math
 import pytest
 
 from lorrery.service.files.reading import read_tables
-from lorrery.worker.device.architecture import precision
-from lorrery.worker.device.catalogue import FORMAT, PACKAGE, Catalogue
+from lorrery.worker.device.catalogue.architecture import precision
+from lorrery.worker.device.catalogue.hardware import CatalogueError
+from lorrery.worker.device.catalogue.tables import FORMAT, PACKAGE, Catalogue
 from lorrery.worker.device.deployment import kv_bytes_per_token, kv_pool_tokens, weight_bytes
-from lorrery.worker.device.hardware import CatalogueError
 from tests.worker.device.known import CATALOGUE
 
 SHIPPED = read_tables(PACKAGE)

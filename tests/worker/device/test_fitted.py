@@ -9,9 +9,9 @@ import pytest
 
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk, PrefillWork
+from lorrery.worker.device.catalogue.hardware import CatalogueError
 from lorrery.worker.device.fitted import MOST_KNOTS, Fitted
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.hardware import CatalogueError
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.steps import EngineStep, StepLogError, read_steps

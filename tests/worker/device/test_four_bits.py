@@ -2,11 +2,11 @@
 
 import pytest
 
-from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.basis import Ground, grounds
 from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.catalogue.architecture import precision
+from lorrery.worker.device.catalogue.hardware import EXPERT_TYPES, TYPE_BYTES, CatalogueError
 from lorrery.worker.device.deployment import Deployment, weight_bytes
-from lorrery.worker.device.hardware import EXPERT_TYPES, TYPE_BYTES, CatalogueError
 from lorrery.worker.device.kernels import compute_type
 from lorrery.worker.device.naive import NaiveRoofline
 from lorrery.worker.device.roofline import Roofline

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from lorrery.service.files.reading import read_tables
-from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.basis import grounds
 from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk
-from lorrery.worker.device.catalogue import PACKAGE, Catalogue
+from lorrery.worker.device.calibration.kernel_prediction import KernelPredictions
+from lorrery.worker.device.calibration.kernel_rows import read_kernel_rows
+from lorrery.worker.device.catalogue.architecture import precision
+from lorrery.worker.device.catalogue.hardware import CatalogueError, KernelFit, MoeFit
+from lorrery.worker.device.catalogue.tables import PACKAGE, Catalogue
 from lorrery.worker.device.deployment import weight_bytes
-from lorrery.worker.device.hardware import CatalogueError, KernelFit, MoeFit
-from lorrery.worker.device.kernel_prediction import KernelPredictions
-from lorrery.worker.device.kernel_rows import read_kernel_rows
 from lorrery.worker.device.moe import DISTRIBUTIONS, ExpertKernels, Experts
 from lorrery.worker.device.naive import NaiveRoofline
 from lorrery.worker.device.roofline import Roofline

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from lorrery.vocabulary.units import NEVER
-from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.attention import prefill_waves
 from lorrery.worker.device.batch import NO_LORA, PARTS, Batch, LoraWork, PrefillChunk
+from lorrery.worker.device.catalogue.architecture import precision
+from lorrery.worker.device.catalogue.hardware import CatalogueError
 from lorrery.worker.device.deployment import EAGER_LAUNCH_US, EAGER_LORA_LAUNCH_US, Engine
-from lorrery.worker.device.hardware import CatalogueError
 from lorrery.worker.device.lora import LoraKernels
 from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import CATALOGUE, deployment

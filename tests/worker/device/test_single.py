@@ -2,12 +2,12 @@
 
 import pytest
 
-from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.attention import Heads
 from lorrery.worker.device.basis import grounds, no_measurement
 from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.calibration.kernel_prediction import SingleKernels
+from lorrery.worker.device.catalogue.architecture import precision
 from lorrery.worker.device.deployment import MemoryUse
-from lorrery.worker.device.kernel_prediction import SingleKernels
 from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import CATALOGUE, deployment
 

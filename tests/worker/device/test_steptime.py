@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lorrery.vocabulary.units import NEVER
-from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
+from lorrery.worker.device.catalogue.architecture import precision
 from lorrery.worker.device.constant import LlmMock
 from lorrery.worker.device.fitted import Fitted
 from lorrery.worker.device.lora import LoraKernels

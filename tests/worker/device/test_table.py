@@ -3,7 +3,7 @@
 import pytest
 
 from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk
-from lorrery.worker.device.hardware import CatalogueError
+from lorrery.worker.device.catalogue.hardware import CatalogueError
 from lorrery.worker.device.profile import ProfileError, read_profile
 from lorrery.worker.device.table import ProfileTable, interpolate
 from tests.worker.device.known import deployment

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.catalogue.entries import build_model
+from lorrery.worker.device.catalogue.hardware import CatalogueError
 from lorrery.worker.device.deployment import kv_bytes_per_token
-from lorrery.worker.device.entries import build_model
-from lorrery.worker.device.hardware import CatalogueError
 from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import CATALOGUE, decodes, deployment
 

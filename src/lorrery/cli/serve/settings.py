@@ -22,8 +22,8 @@ from lorrery.service.settings.cluster import FORMAT, Settings, changed
 from lorrery.service.settings.presets import MAX_LORA_RANKS
 from lorrery.service.settings.reading import merge, nested
 from lorrery.worker.build import deployment_of, read_catalogue
+from lorrery.worker.device.catalogue.hardware import CatalogueError
 from lorrery.worker.device.deployment import kv_bytes_per_token
-from lorrery.worker.device.hardware import CatalogueError
 
 MAX_MODEL_LEN = 8192
 """Most tokens of a prompt and its output of a model whose own are not in the catalogue."""

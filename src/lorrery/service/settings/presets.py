@@ -15,8 +15,8 @@ from typing import Any
 from lorrery.service.errors import SettingsError
 from lorrery.service.files.reading import read_tables
 from lorrery.service.settings.reading import merge, nested
-from lorrery.worker.device.catalogue import PACKAGE, Catalogue
-from lorrery.worker.device.hardware import CatalogueError, Gpu
+from lorrery.worker.device.catalogue.hardware import CatalogueError, Gpu
+from lorrery.worker.device.catalogue.tables import PACKAGE, Catalogue
 
 FORMAT = 1
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

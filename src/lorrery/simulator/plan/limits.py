@@ -11,7 +11,7 @@ from lorrery.service.settings.cluster import Settings, changed
 from lorrery.service.settings.reading import leaves
 from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.capacity import Capacity, Workload
-from lorrery.worker.device.hardware import CatalogueError
+from lorrery.worker.device.catalogue.hardware import CatalogueError
 
 Changes = Mapping[str, object]
 """Setting -> value, as `changed` takes them; all values can be written as TOML."""

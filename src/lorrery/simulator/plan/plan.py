@@ -36,7 +36,7 @@ from lorrery.simulator.plan.sizing import (
 from lorrery.simulator.result import data_frame
 from lorrery.worker.build import beyond_profile, deployment_of, step_time_of
 from lorrery.worker.device.capacity import Capacity, Point, Workload, bytes_of_adapters, replicas_for
-from lorrery.worker.device.hardware import CatalogueError
+from lorrery.worker.device.catalogue.hardware import CatalogueError
 
 if TYPE_CHECKING:
     import pandas as pd

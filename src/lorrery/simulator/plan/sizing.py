@@ -22,8 +22,8 @@ from lorrery.service.settings.sections import LONGEST_SECONDS
 from lorrery.simulator.options import SimulationOptions
 from lorrery.simulator.run import SimulatedRun
 from lorrery.vocabulary.units import LAST_SECONDS, NEVER, PS_PER_SECOND
-from lorrery.worker.device.architecture import Model
 from lorrery.worker.device.capacity import Loads, Room, Workload
+from lorrery.worker.device.catalogue.architecture import Model
 from lorrery.worker.device.closed_loop import PromptTurns, Turns
 
 __all__ = [

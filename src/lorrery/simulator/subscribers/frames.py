@@ -13,8 +13,8 @@ from lorrery.scheduler.core.facts import Handler
 from lorrery.scheduler.subscribers.frames import CoreFrame, Tables, Watcher, WorkerSnapshot
 from lorrery.scheduler.subscribers.frames import EndedRow as CoreEnded
 from lorrery.service.installed import VERSION
-from lorrery.simulator.engine import Simulation
-from lorrery.simulator.worker import RunBegan, StepSpan
+from lorrery.simulator.loop.engine import Simulation
+from lorrery.simulator.loop.worker import RunBegan, StepSpan
 from lorrery.view.frame import (
     NO_WORKER,
     AdapterRow,

@@ -10,10 +10,10 @@ from lorrery.scheduler.core.autoscaling import HISTOGRAMS, Sample
 from lorrery.scheduler.core.facts import Handler
 from lorrery.service.telemetry.engine_series import vllm_series
 from lorrery.service.telemetry.series import Histogram
-from lorrery.simulator.engine import Simulation
 from lorrery.simulator.fleet import Fleet
-from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.worker import SimulatedWorker, StepSpan
+from lorrery.simulator.loop.engine import Simulation
+from lorrery.simulator.loop.request import SimulatedRequest
+from lorrery.simulator.loop.worker import SimulatedWorker, StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 __all__ = ["Scraper"]

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import TextIO
 
 from lorrery.scheduler.core.facts import Handler
-from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.worker import RunBegan, StepSpan
+from lorrery.simulator.loop.request import SimulatedRequest
+from lorrery.simulator.loop.worker import RunBegan, StepSpan
 
 COLUMNS = (
     "worker",

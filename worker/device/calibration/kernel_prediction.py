@@ -15,17 +15,7 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.attention import AttentionKernels, Heads
 from lorrery.worker.device.basis import kernel_ground, link_ground, no_measurement
 from lorrery.worker.device.batch import PrefillChunk
-from lorrery.worker.device.catalogue import Catalogue
-from lorrery.worker.device.hardware import (
-    EXPERT_TYPES,
-    KV_TYPES,
-    SIXTEEN,
-    TYPE_BYTES,
-    WEIGHT_TYPES,
-    CatalogueError,
-    Gpu,
-)
-from lorrery.worker.device.kernel_rows import (
+from lorrery.worker.device.calibration.kernel_rows import (
     OPS,
     AllReduceShape,
     AttentionShape,
@@ -35,6 +25,16 @@ from lorrery.worker.device.kernel_rows import (
     MoeShape,
     SegmentedLoraShape,
 )
+from lorrery.worker.device.catalogue.hardware import (
+    EXPERT_TYPES,
+    KV_TYPES,
+    SIXTEEN,
+    TYPE_BYTES,
+    WEIGHT_TYPES,
+    CatalogueError,
+    Gpu,
+)
+from lorrery.worker.device.catalogue.tables import Catalogue
 from lorrery.worker.device.kernels import KernelTimes, Products, compute_type
 from lorrery.worker.device.lora_kernels import Slices, grouped_seconds, segmented_seconds
 from lorrery.worker.device.moe import SERVED, ExpertKernels, Experts

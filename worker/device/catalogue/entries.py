@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar, get_args
 
-from lorrery.worker.device.architecture import WEIGHT_DTYPES, Model
-from lorrery.worker.device.deployment import Engine
-from lorrery.worker.device.hardware import (
+from lorrery.worker.device.catalogue.architecture import WEIGHT_DTYPES, Model
+from lorrery.worker.device.catalogue.hardware import (
     KV_TYPES,
     MOE_TYPES,
     SIXTEEN,
@@ -22,6 +21,7 @@ from lorrery.worker.device.hardware import (
     MoeFit,
     SegmentedLoraFit,
 )
+from lorrery.worker.device.deployment import Engine
 
 Table = Mapping[str, Any]
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from lorrery.scheduler.core.plan import Plan
-from lorrery.simulator.scheduler import Nudge, SimulatedScheduler
-from lorrery.simulator.state import Clock
-from lorrery.simulator.worker import SimulatedWorker
+from lorrery.simulator.loop.scheduler import Nudge, SimulatedScheduler
+from lorrery.simulator.loop.state import Clock
+from lorrery.simulator.loop.worker import SimulatedWorker
 from lorrery.vocabulary.units import NEVER
 
 

@@ -15,8 +15,8 @@ from lorrery.scheduler.core.facts import Event, Facts
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.replica import Replica
-from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.state import Clock
+from lorrery.simulator.loop.request import SimulatedRequest
+from lorrery.simulator.loop.state import Clock
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.gpu import MockGpu

@@ -1,9 +1,9 @@
 """The cluster under a virtual clock: the same core and the same mock GPU, without a wall clock, a socket or a thread.
 
 `scheduler.core.cluster` decides admission, placement and the end of waits, as in the live cluster; this module advances
-time, and `simulator.scheduler` carries out the decisions. Workers do not interact between arrivals, so the loop always
-takes the earliest next boundary of any worker; each worker jumps from plan to plan (`simulator.worker`). By the law of
-the core, commit(k) equals commit(j), plan, commit(k - j), so a jump equals running every step.
+time, and `scheduler.py` carries out the decisions. Workers do not interact between arrivals, so the loop always takes
+the earliest next boundary of any worker; each worker jumps from plan to plan (`worker.py`). By the law of the core,
+commit(k) equals commit(j), plan, commit(k - j), so a jump equals running every step.
 
 Order at one time: arrivals first, then cancels, deadlines and faults in the order given, then the workers' boundaries
 in order of attaching. So a plan at a boundary includes an arrival at that time, as in the live cluster. An event that
@@ -25,12 +25,12 @@ from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.subscribers.history import History
 from lorrery.service.faults.rules import NO_FAULTS
 from lorrery.simulator.interpreter import run_signal_handlers
-from lorrery.simulator.membership import Boundaries, Membership
-from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.loop.membership import Boundaries, Membership
+from lorrery.simulator.loop.request import SimulatedRequest
+from lorrery.simulator.loop.scheduler import SimulatedScheduler
+from lorrery.simulator.loop.state import Clock, OpenRequests
+from lorrery.simulator.loop.worker import RunBegan, SimulatedWorker, StepSpan
 from lorrery.simulator.request_faults import FaultyRequests, RequestFaultInjector
-from lorrery.simulator.scheduler import SimulatedScheduler
-from lorrery.simulator.state import Clock, OpenRequests
-from lorrery.simulator.worker import RunBegan, SimulatedWorker, StepSpan
 from lorrery.vocabulary.adapters import AdapterFigures
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import NEVER

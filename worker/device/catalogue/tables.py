@@ -12,9 +12,8 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from lorrery.vocabulary.files import repeated
-from lorrery.worker.device.architecture import Model
-from lorrery.worker.device.deployment import Engine
-from lorrery.worker.device.entries import (
+from lorrery.worker.device.catalogue.architecture import Model
+from lorrery.worker.device.catalogue.entries import (
     Table,
     build_engine,
     build_fit,
@@ -25,7 +24,8 @@ from lorrery.worker.device.entries import (
     names_in,
     shown,
 )
-from lorrery.worker.device.hardware import AllReduce, CatalogueError, Gpu, KernelFit
+from lorrery.worker.device.catalogue.hardware import AllReduce, CatalogueError, Gpu, KernelFit
+from lorrery.worker.device.deployment import Engine
 
 FORMAT = 1
 DEFAULT_FIT = "default"

@@ -25,8 +25,8 @@ from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Content
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.simulator.lazy_prompt import Answer, LazyPrompt, PromptParts
-from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.worker import SimulatedWorker
+from lorrery.simulator.loop.request import SimulatedRequest
+from lorrery.simulator.loop.worker import SimulatedWorker
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import picoseconds
 from lorrery.worker.device.output import Ending, LengthModel, Sampling, ending, sequence_seed, tokens_between

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from lorrery.worker.device.hardware import SIXTEEN, TYPE_BYTES, CatalogueError
+from lorrery.worker.device.catalogue.hardware import SIXTEEN, TYPE_BYTES, CatalogueError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lorrery.worker.device.catalogue.hardware import KernelFit
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.hardware import KernelFit
 from lorrery.worker.device.profile import ProfileRow
 from lorrery.worker.device.roofline import Roofline
 

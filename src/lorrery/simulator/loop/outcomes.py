@@ -13,9 +13,9 @@ from lorrery.scheduler.core.facts import Cancelled, Failed, Handler, Preempted
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.sequence import Phases, Sequence
 from lorrery.service.faults.rules import NO_FAULTS
-from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.loop.request import SimulatedRequest
+from lorrery.simulator.loop.worker import RunBegan, StepSpan
 from lorrery.simulator.spilled_rows import RowColumns, SpilledRows
-from lorrery.simulator.worker import RunBegan, StepSpan
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 

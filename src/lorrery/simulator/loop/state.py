@@ -5,7 +5,7 @@ from collections.abc import Callable
 from heapq import heappush
 
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason
-from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.loop.request import SimulatedRequest
 from lorrery.vocabulary.units import NEVER
 
 

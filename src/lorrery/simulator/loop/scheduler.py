@@ -28,9 +28,9 @@ from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.subscribers.history import AdapterTally, History
 from lorrery.service.faults.rules import NO_FAULTS
 from lorrery.simulator.interpreter import WeakTarget, weak_call
-from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.state import Clock, OpenRequests
-from lorrery.simulator.worker import SimulatedWorker
+from lorrery.simulator.loop.request import SimulatedRequest
+from lorrery.simulator.loop.state import Clock, OpenRequests
+from lorrery.simulator.loop.worker import SimulatedWorker
 from lorrery.vocabulary.adapters import AdapterFigures
 
 Nudge = Callable[[SimulatedWorker, bool], None]

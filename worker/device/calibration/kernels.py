@@ -16,10 +16,8 @@ from typing import Any
 import numpy as np
 
 from lorrery.worker.device.basis import no_measurement
-from lorrery.worker.device.calibration import Floats, least_squares, slopes
-from lorrery.worker.device.hardware import AttentionFit, CatalogueError, GemmFit, Gpu, LoraFit, MoeFit, SegmentedLoraFit
-from lorrery.worker.device.kernel_prediction import OneGpu, is_library, kv_type, weight_type, why_not
-from lorrery.worker.device.kernel_rows import (
+from lorrery.worker.device.calibration.kernel_prediction import OneGpu, is_library, kv_type, weight_type, why_not
+from lorrery.worker.device.calibration.kernel_rows import (
     AllReduceShape,
     AttentionShape,
     GemmShape,
@@ -27,6 +25,16 @@ from lorrery.worker.device.kernel_rows import (
     LoraShape,
     MoeShape,
     SegmentedLoraShape,
+)
+from lorrery.worker.device.calibration.steps import Floats, least_squares, slopes
+from lorrery.worker.device.catalogue.hardware import (
+    AttentionFit,
+    CatalogueError,
+    GemmFit,
+    Gpu,
+    LoraFit,
+    MoeFit,
+    SegmentedLoraFit,
 )
 
 LORA: Mapping[str, str] = {"lora": "grouped_lora", "lora_segmented": "segmented_lora"}

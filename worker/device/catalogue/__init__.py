@@ -1,0 +1,1 @@
+"""GPUs, models and deployments by name, and the records that a step-time model sees."""
