@@ -256,6 +256,7 @@ class Cluster:
     def drain_worker(self, worker: Dispatcher) -> None:
         """Give a worker no new sequences; its waiting ones go elsewhere, its running ones stay."""
         log.info("worker_draining", worker_id=worker.worker_id, num_running=worker.replica.num_running)
+        worker.settle()
         at_ps = self.clock.now_ps()
         gave_back, events = self.core.drain(worker.member, at_ps)
         worker.drained(gave_back, at_ps)

@@ -357,6 +357,11 @@ class Inputs:
         """Return what should have taken effect before the worker was lost."""
         return [one.never for one in self.awaited if one.overdue]
 
+    def undecided(self) -> None:
+        """Note that an idle worker decides no more: its inputs should have taken effect by now."""
+        for one in self.awaited:
+            one.overdue = True
+
 
 def _handle(what: Input) -> int:
     if isinstance(what, Recall):

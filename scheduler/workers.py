@@ -74,6 +74,7 @@ class NextDecision:
         self._until_ps: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
+        self._soon_ps = 0
 
     def soon(self, at_ps: int) -> None:
         """Decide soon, at this time, or at the awaited one if that is earlier: its timer may fire late."""
@@ -82,6 +83,13 @@ class NextDecision:
             self.cancel()
             first_ps = at_ps if until_ps is None else min(at_ps, until_ps)
             self._soon = asyncio.get_running_loop().call_soon(self._decide, first_ps)
+            self._soon_ps = first_ps
+
+    def settle(self) -> None:
+        """Decide now what would be decided soon."""
+        if self._soon is not None:
+            self.cancel()
+            self._decide(self._soon_ps)
 
     def wait(self, until_ps: int | None) -> None:
         """Decide at this time; None: not before an input comes."""
@@ -439,6 +447,8 @@ class Dispatcher:
     def stop(self) -> None:
         """Stop deciding; the worker is gone."""
         self._next_decision.cancel()
+        if self._running is None and not self.loss:
+            self._inputs.undecided()
         self._running = None
         self._end_all_loads()
 
@@ -446,6 +456,10 @@ class Dispatcher:
         """Handle what the core has taken back from a worker that is gone."""
         self._tell_of_adapters(at_ps)
         self._gave_back(gave_back, self._inputs.lost(), at_ps)
+
+    def settle(self) -> None:
+        """Let what has come to an idle worker take effect before something else happens to it."""
+        self._next_decision.settle()
 
     def drained(self, gave_back: GaveBack, at_ps: int) -> None:
         """Handle what the core has taken back while the rest runs on."""

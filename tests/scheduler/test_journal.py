@@ -3,12 +3,15 @@
 import asyncio
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 import lorrery.scheduler.subscribers.journal as module
+from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster_facts import Arrived, Joined
 from lorrery.scheduler.core.facts import AdapterLoaded, Cancelled, Facts, Finished, FirstToken
@@ -17,12 +20,16 @@ from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.facts import Decided, Stepped
-from lorrery.scheduler.messages import StepReport, WorkerHello
-from lorrery.scheduler.routers import LiveRequest
+from lorrery.scheduler.messages import StepReport, Submit, WorkerHello
+from lorrery.scheduler.routers import LiveRequest, RouterLink
 from lorrery.scheduler.subscribers.journal import Journal
 from lorrery.service.errors import LorreryError
 from lorrery.service.settings.cluster import Settings, load
+from lorrery.simulator.replay.journal import read_journal
+from lorrery.simulator.replay.parts import parts_of
+from lorrery.simulator.replay.replay import replay
 from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.vocabulary import u32
 from lorrery.vocabulary.endings import FinishReason
 
 HELLO = WorkerHello("w", "A10G", "Llama-2-7B", 1, 6000, "roofline", needs_prompts=False)
@@ -175,3 +182,24 @@ def test_a_pipe_or_device_is_refused_and_stays_where_it_is(tmp_path: Path) -> No
     with pytest.raises(LorreryError, match="File exists"):
         Journal(path, settings_with(path), {})
     assert path.is_fifo()
+
+
+@pytest.mark.parametrize("drains", [False, True])
+async def test_an_idle_worker_that_goes_before_it_decides_leaves_no_decision_to_replay(
+    path: Path, drains: bool
+) -> None:
+    cluster = Cluster(settings_with(path, "model='Llama-2-7B'", "worker.gpu='A10G'"), CollectorRegistry())
+    router = RouterLink("router", cluster.clock, 10**9)
+    worker = cluster.attach(replace(HELLO, max_total_token_num=11680))
+    await asyncio.sleep(0)
+    cluster.requests.submit(
+        Submit(0, "r0", "", "t", u32.pack(range(5)), 5, pb.Sampling(seed=1, max_new_tokens=5)), router
+    )
+    if drains:
+        cluster.drain_worker(worker)
+        await asyncio.sleep(0)
+    cluster.detach(worker)
+    assert cluster.journal is not None
+    cluster.journal.close()
+    read = read_journal(path)
+    assert replay(read, parts_of(read, path)).differences == []
