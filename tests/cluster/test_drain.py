@@ -34,7 +34,7 @@ async def _health(client: Client) -> int:
     return (await check(health_pb2.HealthCheckRequest(service="lorrery.v1.RouterService"), timeout=20)).status
 
 
-async def _start_streams(client: Client, count: int, output: int = 800) -> list[Stream]:
+async def _start_streams(client: Client, count: int, output: int = 450) -> list[Stream]:
     """Start streams, and wait until all have begun; none has ended, nor will for seconds."""
     streams = [client.start(Ask(seed, 20, output, "lora-0" if seed % 2 else "")) for seed in range(count)]
     await asyncio.gather(*(stream.at(5) for stream in streams))

@@ -1,4 +1,4 @@
-"""256 concurrent streams for a minute: each ends with the tokens it asked for, in order, none lost, none twice."""
+"""256 streams at once for a while: each ends with the tokens it asked for, in order, none lost, none twice."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from tests.cluster.harness import StartCluster
 pytestmark = pytest.mark.cluster
 
 AT_ONCE = 256
-START_SECONDS = 60.0
+START_SECONDS = 20.0
 """How long streams are begun, wall time; all are open until then, and the last ones end a quarter of a minute later."""
 ADAPTERS = ("", "lora-0", "lora-1", "lora-2", "lora-3", "big")
 # Steps of some 40 ms: two cores carry the client, the router and all the rest.
@@ -22,7 +22,7 @@ TIME_SCALE = 3
 
 
 @pytest.mark.timeout(300)
-async def test_256_streams_for_a_minute_lose_and_repeat_nothing(start_cluster: StartCluster):
+async def test_256_streams_at_once_lose_and_repeat_nothing(start_cluster: StartCluster):
     cluster = await start_cluster(
         f"time_scale={TIME_SCALE}",
         # Small enough that some wait for admission.

@@ -84,7 +84,7 @@ async def test_requests_workers_and_schedulers_are_seen_as_they_come_and_go(tmp_
         assert (hello.source, hello.model, hello.time_scale) == ("live", "Llama-3-8B", 1.0)
         async with watched(cluster.router_address) as watch:
             await watch.until(lambda frame: len(frame.workers) == 2)
-            ask = Ask(seed=1, max_new_tokens=1200, adapter_id="lora-1")
+            ask = Ask(seed=1, max_new_tokens=800, adapter_id="lora-1")
             message = ask.message()
             message.tenant_id = TENANT
             stream = Stream(ask, client.stub.Generate(message, timeout=60))
@@ -140,7 +140,7 @@ async def _look_at_the_page(cluster: LocalCluster, client: Client) -> None:
         await page.goto(url)
         await expect(page.locator("#connection")).to_have_text("live")
         await expect(page.get_by_role("list", name="Workers").get_by_role("button")).to_have_count(2)
-        ask = Ask(seed=2, max_new_tokens=1500, adapter_id="lora-1")
+        ask = Ask(seed=2, max_new_tokens=1000, adapter_id="lora-1")
         message = ask.message()
         message.tenant_id = TENANT
         stream = Stream(ask, client.stub.Generate(message, timeout=60))

@@ -20,14 +20,12 @@ from tests.cluster.live_record import send
 from tests.cluster.test_journal import replayed
 from tests.cluster.vllm_record import VllmRecord
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timing]
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = (
     "vllm-rule-no-admission-after-preemption",
-    "vllm-rule-full-hit-duplicate",
     "vllm-rule-free-order",
-    "vllm-0054-lora",
     "vllm-0116-async_preemption",
 )
 STEP_SECONDS = 0.2

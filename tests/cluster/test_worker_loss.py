@@ -21,7 +21,7 @@ ADAPTERS = ("", "lora-0", "lora-1", "lora-2", "lora-3", "big")
 SETTINGS = ("scheduler.policy=fcfs", "scheduler.worker_timeout_seconds=60", "worker.heartbeat_seconds=0.1")
 
 
-def _start_streams(client: Client, seed: int, count: int = NUM_STREAMS, output: int = 600) -> list[Stream]:
+def _start_streams(client: Client, seed: int, count: int = NUM_STREAMS, output: int = 350) -> list[Stream]:
     """Start streams; by default none ends while this process or a scrape waits for a core."""
     rng = random.Random(seed)
     asks = [
@@ -100,7 +100,7 @@ async def test_all_workers_killed_one_after_another(start_cluster: StartCluster)
 async def test_hung_worker_is_given_up_and_comes_back(start_cluster: StartCluster):
     cluster = await start_cluster(*SETTINGS, "scheduler.worker_timeout_seconds=4", num_workers=2)
     async with client_of(cluster) as client:
-        streams = _start_streams(client, 4, output=1000)
+        streams = _start_streams(client, 4, output=800)
         await _all_at(streams, 5)
         assert 0 not in await _running_on_each(cluster)
         cluster.kill("worker-0", signal.SIGSTOP)

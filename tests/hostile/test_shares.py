@@ -41,15 +41,15 @@ async def test_a_refused_request_for_many_outputs_does_not_use_up_the_minute(tmp
     replace(
         keys,
         entry("few", name="few", tenant="a", requests_per_minute=100)
-        + entry("tokens", name="tokens", tenant="b", tokens_per_minute=50_000),
+        + entry("tokens", name="tokens", tenant="b", tokens_per_minute=12_500),
     )
     async with running_cluster(tmp_path, f"router.keys={keys}") as cluster:
         for secret in ("few", "tokens"):
             for prompts, n in ((PROMPT, 128), ([PROMPT] * 4, 32)):  # refused within a prompt, and after whole prompts
-                many = {"prompt": prompts, "n": n, "max_tokens": 1000}
+                many = {"prompt": prompts, "n": n, "max_tokens": 250}
                 status, error = await _posted(cluster, "/v1/completions", many, secret)
                 assert status == 429, error
-            whole = {"prompt": PROMPT, "n": 48, "max_tokens": 1000}
+            whole = {"prompt": PROMPT, "n": 48, "max_tokens": 250}
             for _ in range(50):  # until the scheduler has been told of the cancels
                 status, error = await _posted(cluster, "/v1/completions", whole, secret)
                 if status != 429:

@@ -20,7 +20,7 @@ from tests.hostile.watch import MEGABYTE, watched
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 
-ATTACK_SECONDS = 2
+ATTACK_SECONDS = 1
 LOG_BYTES = 20_000
 PEAK_BYTES = {"http": 100 * MEGABYTE, "grpc": 350 * MEGABYTE}
 """gRPC's core takes 40 kB for a connection, whatever it is used for."""
@@ -56,7 +56,7 @@ async def test_floods_of_handshakes(
                 *(sys.executable, "-m", "tests.hostile.handshakes", kind, address, str(ATTACK_SECONDS)),
                 stdout=asyncio.subprocess.PIPE,
             )
-            assert int((await attack.communicate())[0]) > 100, kind
+            assert int((await attack.communicate())[0]) > 50, kind
             assert len(logged := capsys.readouterr().out) < LOG_BYTES, (kind, logged[:LOG_BYTES])
             for stream in streams:
                 assert (await stream).check(cluster.settings).num_requeues == 0, kind

@@ -8,7 +8,7 @@ from lorrery.scheduler.core.policies import MEMORIES, QUEUES
 from lorrery.service.errors import SettingsError
 from tests.simulator.fuzz_runs import BATCHINGS, ENGINES, check, draw_run, simulate
 
-RUNS, AT_ONCE = 160, 20
+RUNS, AT_ONCE = 120, 20
 
 
 @pytest.mark.parametrize("first", range(0, RUNS, AT_ONCE))

@@ -9,7 +9,7 @@ import pytest
 from tests.virtual.fuzz import check
 from tests.virtual.scenario import run
 
-SEEDS, AT_ONCE = 300, 10
+SEEDS, AT_ONCE = 200, 10
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))

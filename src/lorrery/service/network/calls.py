@@ -73,6 +73,10 @@ class CallGuard(grpc.aio.ServerInterceptor):
             task.add_done_callback(self._open.discard)
         return _Call(self._floods, context.peer())
 
+    def call_of_no_method(self, peer: str) -> None:
+        """Count a call that no interceptor sees."""
+        self._floods.call_of_no_method(peer)
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],

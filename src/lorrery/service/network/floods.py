@@ -2,10 +2,11 @@
 
 gRPC's core bounds the calls that a connection has open, but neither those that the client resets as fast as it begins
 them (HTTP/2 rapid reset, CVE-2023-44487), of which it keeps some 14 kB each until Python has taken them from a queue,
-nor other frames, such as SETTINGS, all of which it reads and answers. A flood is recognised in three ways:
+nor other frames, such as SETTINGS, all of which it reads and answers. A flood is recognised in four ways:
 
 * Most of the calls that the client began within `LOOK_SECONDS` it ended before their first message, `MAX_EMPTY_CALLS`
   of them, or `MAX_EMPTY_CALLS_OF_USERS` if calls of its connection had messages before.
+* Within `LOOK_SECONDS` it called methods that there are not, `MAX_EMPTY_CALLS_OF_USERS` times.
 * More than `MAX_WAITING_CALLS` of the server's calls have sent nothing yet; the connection with most of them is ended.
 * It sent `MAX_IDLE_BYTES` beyond what it needed: what the kernel received on the connection, less all messages, less
   `BYTES_PER_CALL` for each call that was served, less `IDLE_BYTES_PER_SECOND`. The figure is Linux's; elsewhere this
@@ -110,6 +111,14 @@ class Floods:
             num_empty >= MAX_EMPTY_CALLS_OF_USERS or peer not in self._users
         ):
             self._end(_peer_of(peer), f"{num_empty} calls without a message within {LOOK_SECONDS:g} s")
+
+    def call_of_no_method(self, peer: str) -> None:
+        """Count a call of a method that there is not; end the connection if there are too many."""
+        self._begun[peer] += 1
+        self._empty[peer] += 1
+        self._any_freed = True
+        if (num := self._empty[peer]) >= MAX_EMPTY_CALLS_OF_USERS:
+            self._end(_peer_of(peer), f"{num} calls of no method within {LOOK_SECONDS:g} s")
 
     async def watch(self, port: int) -> None:
         """Look after the connections to a port, until cancelled."""

@@ -108,10 +108,10 @@ def new_server(receive_bytes: int = RECEIVE_BYTES, guard: CallGuard | None = Non
         guard: interceptor of its calls; None: a new one.
     """
     options = (*OPTIONS, ("grpc.max_receive_message_length", receive_bytes))
-    interceptors = [guard or CallGuard()]
+    guard = guard or CallGuard()
     if not is_known_grpcio(grpcio_version()):
-        return grpc.aio.server(interceptors=interceptors, options=options)
-    return cast("grpc.aio.Server", _OutlivingServer(interceptors, options))
+        return grpc.aio.server(interceptors=[guard], options=options)
+    return cast("grpc.aio.Server", _OutlivingServer(guard, options))
 
 
 def bind(server: grpc.aio.Server, listen: str, tls: TlsSettings, setting: str = "listen") -> str:
@@ -185,18 +185,19 @@ class _OutlivingServer(library.Server):
     could be asked for. Options for compression and thread pools are left out.
 
     Args:
-        interceptors: of its calls.
+        guard: interceptor of its calls, which counts these.
         options: of the channel.
     """
 
-    def __init__(
-        self, interceptors: Sequence["grpc.aio.ServerInterceptor"], options: Sequence[tuple[str, int]]
-    ) -> None:
+    def __init__(self, guard: CallGuard, options: Sequence[tuple[str, int]]) -> None:
         self._loop = _core.get_working_loop()
-        self._server = _Outliving(self._loop, None, (), interceptors, options, None)
+        self._server = _Outliving(self._loop, None, (), [guard], options, None)
+        self._server.guard = guard
 
 
 class _Outliving(_core.AioServer):  # type: ignore[misc]
+    guard: CallGuard
+
     def _make_request_call_future(self, method: bytes | None) -> "asyncio.Future[Any]":
         """Return a future of the next call of `method`; None: of any other, which the serving loop is not to see."""
         if method is not None:
@@ -208,6 +209,7 @@ class _Outliving(_core.AioServer):  # type: ignore[misc]
         no_methods = _core._MethodResolver([], {})
         while True:
             call = await self._request_call()
+            self.guard.call_of_no_method(_core._ServicerContext(call, None, None, loop).peer())
             answer = _core._handle_rpc("", no_methods, (), call, loop, False)
             task = loop.create_task(_core._schedule_rpc_coro(answer, call, loop, ""))
             answering.add(task)
