@@ -12,6 +12,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 OTHERS = sorted(path for room in ("deploy", "lab", "tests", "validation") for path in (ROOT / room).rglob("*.md"))
 """Pages beside what they describe."""
 WIDTH = 120
+CODE = ("lab", "loadgen", "router", "scheduler", "src/lorrery", "tests", "worker")
 _FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _FREE = re.compile(r"\||#| {4}|<|`[^`]*`$|!?\[[^\]]*\]\(\S+\)$|\[[^\]]*\]: ")
 """Tables, headings, code, HTML, a link or code span alone may be longer."""
@@ -58,6 +59,18 @@ def test_code_names_pages_that_exist() -> None:
                     page = ROOT / "docs" / name[0]
                     if not page.exists() or (name[1] and name[1][1:] not in anchors(page)):
                         missing.add(f"{path.relative_to(ROOT)}: {''.join(name)}")
+    assert sorted(missing) == []
+
+
+def test_files_that_pages_name_exist() -> None:
+    """By a path of the tree or its end; another project's file follows "its" or a commit."""
+    known = [f"/{path.relative_to(ROOT)}" for room in CODE for path in (ROOT / room).rglob("*.py")]
+    missing = {
+        f"{page.name}: {name}"
+        for page in PAGES
+        for name in re.findall(r"(?<!its )(?<!` )`([\w./-]+/[\w-]+\.py)`", prose(page))
+        if not any(path.endswith(f"/{name}") for path in known)
+    }
     assert sorted(missing) == []
 
 
