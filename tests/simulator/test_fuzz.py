@@ -15,7 +15,7 @@ from tests.simulator import fuzz
 from tests.simulator.fuzz import check
 from tests.simulator.fuzz_cases import MODELS, OF_SGLANG, draw_case
 
-CASES, AT_ONCE = 2_000 if core_is_compiled() else 1_000, 50
+CASES, AT_ONCE = 1_500 if core_is_compiled() else 700, 50
 
 
 @pytest.mark.parametrize("first", range(0, CASES, AT_ONCE))

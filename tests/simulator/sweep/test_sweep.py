@@ -97,7 +97,7 @@ def test_what_cannot_be_is_refused_by_name_before_anything_runs(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--sweep", "rate=1,2", "--steps"], "--steps, --perfetto and --record are for a single run"),
+        (["--sweep", "rate=1,2", "--steps"], "--steps, --perfetto, --record and --metrics are for a single run"),
         (["--sweep", "rate=1,2", "--serve", "127.0.0.1:0"], "--serve is for a single run; leave out --sweep"),
         (["--jobs", "2"], "are for sweeps; add --sweep"),
         (["--sweep", "cv=1,2", "--cv", "1"], "^--cv and --sweep cv both say what cv is; give one$"),
