@@ -39,14 +39,19 @@ def test_a_cluster_s_fork_server_starts_before_settings_are_imported() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize(("flag", "file"), [("--steps", "steps.csv"), ("--perfetto", "trace.json")])
-def test_a_file_for_which_there_is_no_room_is_named_and_half_of_it_is_not_left(tmp_path: Path, flag: str, file: str):
+@pytest.mark.parametrize(
+    ("flags", "file"),
+    [(["--steps"], "steps.csv"), (["--perfetto"], "trace.json"), (["--metrics", "metrics.txt"], "metrics.txt")],
+)
+def test_a_file_for_which_there_is_no_room_is_named_and_half_of_it_is_not_left(
+    tmp_path: Path, flags: list[str], file: str
+):
     limit = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); "
     command = [sys.executable, "-c", limit + "runpy.run_module('lorrery.cli', run_name='__main__')"]
-    arguments = ["simulate", "-n", "200", "--out", str(tmp_path), flag]
-    done = subprocess.run([*command, *arguments], check=False, capture_output=True, text=True)
+    arguments = ["simulate", "-n", "200", "--out", ".", *flags]
+    done = subprocess.run([*command, *arguments], cwd=tmp_path, check=False, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr == f"lorrery: error: {tmp_path / file}: File too large\n"
+    assert done.stderr == f"lorrery: error: {file}: File too large\n"
     assert list(tmp_path.iterdir()) == []
 
 

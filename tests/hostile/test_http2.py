@@ -58,7 +58,6 @@ async def test_calls_that_are_reset_at_once(
     async with watched(process) as watch:
         assert await ended_connections("rapid_reset", method, process.grpc) == NUM_CONNECTIONS
         figures = await watch.figures(within_seconds=30, left_bytes=40 * MEGABYTE)
-    print(figures)
     assert figures.peak_bytes < 100 * MEGABYTE
     assert figures.left_bytes <= 40 * MEGABYTE
 

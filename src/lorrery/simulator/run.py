@@ -202,7 +202,8 @@ class Playing:
         run, cluster, on_end = self.run, self.cluster, self.run.observers.on_end
         if self.series is not None:
             assert run.observers.metrics is not None
-            self.series.write(Path(run.observers.metrics))
+            num_plans = _count(cluster.simulation.workers)[1] - self.before[1]
+            self.series.write(Path(run.observers.metrics), num_plans)
         for request in cluster.simulation.close():
             self.outcomes.add(request)
             if on_end is not None:

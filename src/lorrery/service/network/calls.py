@@ -43,10 +43,14 @@ _log = get_logger("service.network.calls")
 
 
 class CallGuard(grpc.aio.ServerInterceptor):
-    """Interceptor in front of every servicer."""
+    """Interceptor in front of every servicer.
+
+    Attributes:
+        floods: what comes on the connections of its server.
+    """
 
     def __init__(self) -> None:
-        self._floods = Floods()
+        self.floods = Floods()
         self._watching: asyncio.Task[None] | None = None
         self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self._open: set[asyncio.Task[Any]] = set()
@@ -64,18 +68,14 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
     def watch(self, port: int) -> None:
         """End connections to the server's port on which much comes that is no call; until `all_ended`."""
-        self._watching = asyncio.create_task(self._floods.watch(port), name="floods")
+        self._watching = asyncio.create_task(self.floods.watch(port), name="floods")
 
     def call(self, context: status.Context) -> "_Call":
         """Return the bounds of a call, and register the current task as one."""
         if (task := asyncio.current_task()) is not None:
             self._open.add(task)
             task.add_done_callback(self._open.discard)
-        return _Call(self._floods, context.peer())
-
-    def call_of_no_method(self, peer: str) -> None:
-        """Count a call that no interceptor sees."""
-        self._floods.call_of_no_method(peer)
+        return _Call(self.floods, context.peer())
 
     async def intercept_service(
         self,

@@ -23,6 +23,7 @@ from lorrery.service.entry_point import grpcio_version, is_known_grpcio
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.installed import has_extra, missing_extra
 from lorrery.service.network.calls import CallGuard
+from lorrery.service.network.floods import Floods
 from lorrery.service.network.tls import server_credentials
 from lorrery.service.settings.sections import TlsSettings
 from lorrery.service.telemetry.metrics import address_error
@@ -192,11 +193,11 @@ class _OutlivingServer(library.Server):
     def __init__(self, guard: CallGuard, options: Sequence[tuple[str, int]]) -> None:
         self._loop = _core.get_working_loop()
         self._server = _Outliving(self._loop, None, (), [guard], options, None)
-        self._server.guard = guard
+        self._server.floods = guard.floods
 
 
 class _Outliving(_core.AioServer):  # type: ignore[misc]
-    guard: CallGuard
+    floods: Floods
 
     def _make_request_call_future(self, method: bytes | None) -> "asyncio.Future[Any]":
         """Return a future of the next call of `method`; None: of any other, which the serving loop is not to see."""
@@ -209,7 +210,7 @@ class _Outliving(_core.AioServer):  # type: ignore[misc]
         no_methods = _core._MethodResolver([], {})
         while True:
             call = await self._request_call()
-            self.guard.call_of_no_method(_core._ServicerContext(call, None, None, loop).peer())
+            self.floods.call_of_no_method(_core._ServicerContext(call, None, None, loop).peer())
             answer = _core._handle_rpc("", no_methods, (), call, loop, False)
             task = loop.create_task(_core._schedule_rpc_coro(answer, call, loop, ""))
             answering.add(task)

@@ -16,6 +16,8 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.subscribers.gauges import Gauges
 from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
+from lorrery.service.errors import LorreryError
+from lorrery.service.files.writing import write_whole
 from lorrery.service.settings.sections import MetricsSettings
 from lorrery.simulator.loop.engine import Simulation
 from lorrery.simulator.loop.worker import StepSpan
@@ -37,7 +39,6 @@ class SchedulerSeries:
         self._metrics = SchedulerMetrics(self._registry, {}, limits)
         self._metrics.adapters.foresee(adapters)
         self._gave_back_live = self._metrics.handlers[GaveBack]
-        self._plans_before = self._num_plans()
         Gauges(self._metrics, self)
 
     @property
@@ -58,13 +59,17 @@ class SchedulerSeries:
             self._metrics.workers_lost.inc()
         self._gave_back_live(fact, at_ps, member)
 
-    def _num_plans(self) -> int:
-        return sum([worker.totals.num_plans for worker in self._simulation.workers])
+    def write(self, path: Path, num_plans: int) -> None:
+        """Write the series as Prometheus text; the driver counts plans, which are no facts of a simulation.
 
-    def write(self, path: Path) -> None:
-        """Write the series as Prometheus text."""
-        self._metrics.plans.value = self._num_plans() - self._plans_before
-        path.write_bytes(generate_latest(self._registry))
+        Raises:
+            LorreryError: it cannot be written.
+        """
+        self._metrics.plans.value = num_plans
+        try:
+            write_whole(path, generate_latest(self._registry))
+        except OSError as error:
+            raise LorreryError(f"{path}: {error.strerror}") from None
 
     # --- the state that gauges show -----------------------------------------------------------------------------------
 
