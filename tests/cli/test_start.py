@@ -47,7 +47,8 @@ def test_a_file_for_which_there_is_no_room_is_named_and_half_of_it_is_not_left(
     tmp_path: Path, flags: list[str], file: str
 ):
     limit = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); "
-    command = [sys.executable, "-c", limit + "runpy.run_module('lorrery.cli', run_name='__main__')"]
+    # -B: the limit would cut off bytecode too, which every later process reads.
+    command = [sys.executable, "-B", "-c", limit + "runpy.run_module('lorrery.cli', run_name='__main__')"]
     arguments = ["simulate", "-n", "200", "--out", ".", *flags]
     done = subprocess.run([*command, *arguments], cwd=tmp_path, check=False, capture_output=True, text=True)
     assert done.returncode == 1
