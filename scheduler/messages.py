@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lorrery.scheduler.core.front_end import NO_FRONT_END
 from lorrery.scheduler.core.placements.forecast import Pace
 from lorrery.scheduler.core.plan import Ran
 from lorrery.scheduler.core.quotas import Quota
@@ -70,6 +71,7 @@ class WorkerHello:
     Attributes:
         device: the settings that determine its steps and its memory; empty: unknown.
         pace: its step times; None: unknown.
+        front_end: its work on requests before they reach its queue: the fields of `FrontEndCost`.
     """
 
     worker_id: str
@@ -81,6 +83,7 @@ class WorkerHello:
     needs_prompts: bool
     device: Mapping[str, Any] = field(default_factory=dict)
     pace: Pace | None = None
+    front_end: tuple[int, int, int] = NO_FRONT_END
 
 
 class StepReport(NamedTuple):

@@ -16,6 +16,7 @@ from lorrery.scheduler.core.build import TABLES_PACKAGE, Devices, build_replica
 from lorrery.scheduler.core.checked.batching import CheckedBatching
 from lorrery.scheduler.core.checked.placement import CheckedPlacement
 from lorrery.scheduler.core.checked.queue import CheckedQueue
+from lorrery.scheduler.core.front_end import FrontEndCost
 from lorrery.scheduler.core.placements.by_adapter import PlacementOptions, Weights
 from lorrery.scheduler.core.placements.table import PLACEMENTS, Placement
 from lorrery.scheduler.core.policies import batch_limits, policy_of
@@ -168,6 +169,7 @@ class ReplicaFactory:
             else None,
             memory_tokens=hello.max_total_token_num,
             min_computed_tokens=0 if hello.step_time_model == "llm-mock" else 1,
+            front_end=FrontEndCost(*hello.front_end),
         )
 
     def replica(self, settings: ReplicaSettings, load_rules: LoadRules | None = None) -> Replica:

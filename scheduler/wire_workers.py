@@ -8,6 +8,7 @@ from collections.abc import Sequence as Many
 from typing import Any, Protocol
 
 from lorrery.scheduler import wire
+from lorrery.scheduler.core.front_end import NO_FRONT_END, FrontEndCost
 from lorrery.scheduler.core.placements.forecast import Pace
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStored
@@ -19,9 +20,12 @@ from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.endings import FinishReason
-from lorrery.vocabulary.units import FAR_PS, NEVER, from_wire, to_wire
+from lorrery.vocabulary.units import FAR_PS, NEVER, PS_PER_SECOND, from_wire, to_wire
 
 MAX_DEVICE_SETTINGS = 16_384
+MAX_API_SERVERS = 1024
+MAX_REQUEST_PS, MAX_TOKEN_PS = 60 * PS_PER_SECOND, PS_PER_SECOND // 100
+"""Of a front end's work; far beyond what exists, with every sum still finite."""
 """Most characters of a worker's device settings, which go into the journal."""
 NO_HANDLES: frozenset[int] = frozenset()
 ToWorker = pb.AttachResponse
@@ -67,7 +71,19 @@ def read_worker_hello(message: pb.WorkerHello) -> WorkerHello:
         needs_prompts=message.needs_prompts,
         device=_device_settings(message.device_settings),
         pace=_pace(message),
+        front_end=_front_end(message),
     )
+
+
+def _front_end(message: pb.WorkerHello) -> FrontEndCost:
+    if not message.HasField("front_end"):
+        return NO_FRONT_END
+    said = message.front_end
+    cost = FrontEndCost(said.request_ps, said.token_ps, said.servers)
+    most = FrontEndCost(MAX_REQUEST_PS, MAX_TOKEN_PS, MAX_API_SERVERS)
+    if cost.servers < 1 or any(value > bound for value, bound in zip(cost, most, strict=True)):
+        raise ProtocolError(f"front_end is {tuple(cost)}; it must be at most {tuple(most)}, with 1 server or more")
+    return cost
 
 
 def _pace(message: pb.WorkerHello) -> Pace | None:

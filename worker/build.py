@@ -20,7 +20,7 @@ from lorrery.worker.device.catalogue.architecture import Model, precision
 from lorrery.worker.device.catalogue.hardware import CatalogueError, Gpu
 from lorrery.worker.device.catalogue.tables import PACKAGE, Catalogue
 from lorrery.worker.device.constant import StepConstants
-from lorrery.worker.device.deployment import Deployment, Engine, MemoryUse, MoeBackend
+from lorrery.worker.device.deployment import Deployment, Engine, MemoryUse, MoeBackend, profiled_gb
 from lorrery.worker.device.fitted import Fitted
 from lorrery.worker.device.lora import LoraKernels
 from lorrery.worker.device.lora_kernels import graph_slots
@@ -112,7 +112,7 @@ def deployment_of(settings: Settings) -> Deployment:
             precision(worker.weight_dtype, worker.kv_dtype, model),
             engine,
             _lora(settings),
-            _memory(settings, engine),
+            _memory(settings, engine, model),
             profile,
             steps,
             StepConstants(**worker.constant.model_dump()),
@@ -120,6 +120,8 @@ def deployment_of(settings: Settings) -> Deployment:
             worker.expert_distribution,
             _moe_backend(settings),
             worker.enforce_eager,
+            worker.api_server_count,
+            worker.peer_to_peer,
         )
     except CatalogueError as error:
         raise SettingsError(f"{_at(settings, 'gpu', 'engine')}, model: {error}") from None
@@ -271,11 +273,14 @@ def answers_of(settings: Settings) -> Answers:
     return Answers(model, length_model_of(output), output.mode, words)
 
 
-def _memory(settings: Settings, engine: Engine) -> MemoryUse:
-    worker = settings.worker
+def _memory(settings: Settings, engine: Engine, model: Model) -> MemoryUse:
+    worker, scheduler = settings.worker, settings.scheduler
+    own_gb = worker.activation_gb
+    if own_gb == "profiled":
+        own_gb = profiled_gb(model, worker.tensor_parallel, scheduler.step_tokens, scheduler.max_num_seqs)
     return MemoryUse(
         share=Fraction(str(worker.gpu_memory_utilization)),
-        own_gb=worker.activation_gb,
+        own_gb=own_gb,
         of_rest=engine.memory_share_of == "rest",
         reported=engine.memory == "reported",
     )

@@ -86,6 +86,7 @@ class WorkerService:
             heartbeat_seconds=own.heartbeat_seconds,
             device_settings=device.settings,
             pace=device.pace,
+            front_end=device.deployment.front_end,
         )
         kv_events = None
         if own.kv_events.endpoint is not None:

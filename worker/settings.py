@@ -6,6 +6,7 @@ whose settings are then those of the group. To the scheduler each GPU of a proce
 `service.names.gpu_names`.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -43,6 +44,22 @@ def _expert_groups(value: object) -> int | bool:
     if isinstance(value, int | str) and text.isascii() and text.isdecimal() and int(text) >= 1:
         return int(text)
     raise ValueError(f"a whole number of at least 1 expected, or true for as many groups as GPUs, got {value!r}")
+
+
+_MOST_GB = 1_000_000
+
+
+def _activation_gb(value: object) -> float | Literal["profiled"]:
+    """Parse a number of GB, or `profiled`."""
+    if value == "profiled":
+        return "profiled"
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if 0 <= number <= _MOST_GB:
+        return number
+    raise ValueError(f"profiled, or a number at least 0 and at most {_MOST_GB:,}, expected, got {value!r}")
 
 
 ExpertGroups = Annotated[int | bool, PlainValidator(_expert_groups)]
@@ -246,6 +263,11 @@ class WorkerSettings(Section):
         " with tensor_parallel, the number of workers of that degree",
     )
     tensor_parallel: Count = Field(default=1, description="GPUs per worker")
+    peer_to_peer: bool = Field(
+        default=True,
+        description="whether a worker's GPUs reach each other's memory, over NVLink or PCIe; false: their all-reduces"
+        " go through the CPUs, as between GeForce cards and on many virtual machines",
+    )
     expert_parallel: ExpertGroups = Field(
         default=False,
         description="number of GPU groups over which a mixture's experts are distributed; the GPUs of a group split"
@@ -277,6 +299,11 @@ class WorkerSettings(Section):
         description="no CUDA graphs, as with vLLM's --enforce-eager and SGLang's --disable-cuda-graph: a step takes at"
         " least as long as the CPU needs to launch its kernels one by one",
     )
+    api_server_count: Annotated[int, Field(ge=0, le=1024)] = Field(
+        default=1,
+        description="processes of the engine's HTTP front end, which share its requests and tokens; 0: none, as when an"
+        " engine is used from Python",
+    )
     weight_dtype: Literal["float16", "bfloat16", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"] = Field(
         default="bfloat16",
         description="number format of the base model's weights; fp8 has one scale per tensor, fp8_block one per 128 x"
@@ -290,8 +317,10 @@ class WorkerSettings(Section):
         description="share of GPU memory for weights, KV cache and activations; with engine trtllm: share for the KV"
         " cache of what weights and activations leave free (free_gpu_memory_fraction)",
     )
-    activation_gb: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = Field(
-        default=2.0, description="GB per GPU for activations, CUDA graphs and communication"
+    activation_gb: Annotated[float | Literal["profiled"], PlainValidator(_activation_gb)] = Field(
+        default=2.0,
+        description="GB per GPU for activations, CUDA graphs and communication; profiled: as vLLM finds by running its"
+        " largest step (docs/step-time.md)",
     )
     lora: LoraSettings = LoraSettings()
     constant: ConstantSettings = ConstantSettings()

@@ -11,6 +11,7 @@ from lorrery.vocabulary.adapters import adapter_key
 from lorrery.vocabulary.units import from_wire, to_wire
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.batch import PrefillWork
+from lorrery.worker.device.deployment import FrontEndCost
 from lorrery.worker.device.output import GREEDY, Sampler, Sampling
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.steptime import Pace
@@ -30,6 +31,7 @@ def hello(
     heartbeat_seconds: float,
     device_settings: Mapping[str, Any],
     pace: Pace,
+    front_end: FrontEndCost,
 ) -> pb.AttachRequest:
     """Return the stream's first message."""
     return pb.AttachRequest(
@@ -45,6 +47,7 @@ def hello(
             heartbeat_seconds=heartbeat_seconds,
             device_settings=json.dumps(device_settings),
             pace=pb.Pace(**pace._asdict()),
+            front_end=pb.FrontEnd(**front_end._asdict()),
         )
     )
 

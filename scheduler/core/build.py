@@ -86,6 +86,7 @@ def build_replica(
             look_ahead=settings.look_ahead if looks_ahead else 0,
             overlap=way.may_overlap and settings.sglang.overlap,
             async_scheduling=settings.async_scheduling and settings.memory == "on_demand",
+            front_end=settings.front_end,
         ),
     )
 

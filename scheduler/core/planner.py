@@ -22,6 +22,7 @@ from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.protocols import Batching, Queue
 from lorrery.scheduler.core.queues.base import goes_by_arrival, is_asked_every_step
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.worker.device.deployment import NO_FRONT_END, FrontEndCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class ReplicaOptions:
             during that step have effect one step later. A sequence that it ends keeps what it holds meanwhile, and
             takes part once more unless its length is what ended it.
         overlap: whether a step's result is known one decision late, see `core.overlap`.
+        front_end: work on requests before they reach the queue.
     """
 
     strict: bool = False
@@ -50,6 +52,7 @@ class ReplicaOptions:
     look_ahead: int = 0
     async_scheduling: bool = False
     overlap: bool = False
+    front_end: FrontEndCost = NO_FRONT_END
 
 
 PLAIN = ReplicaOptions()

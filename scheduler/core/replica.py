@@ -82,7 +82,7 @@ class Replica:
         # With async scheduling: the boundary of the last decision, that of the one before it, and whether a step runs.
         self._seen_ps = self._seen_before_ps = -1
         self._steps_run = False
-        self._inbox = Inbox()
+        self._inbox = Inbox(options.front_end)
         self._context = ReplicaBatchContext(
             self._batch,
             queue,

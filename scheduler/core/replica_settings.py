@@ -8,6 +8,7 @@ from lorrery.scheduler.core.adapters.loads import AdapterOptions
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.queues.early_drop import FIRST_TOKEN_SLO_PS
 from lorrery.scheduler.core.queues.pets import Profile
+from lorrery.worker.device.deployment import NO_FRONT_END, FrontEndCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class ReplicaSettings:
         max_overtakes: None: as the way to batch has it.
         memory_tokens: tokens of KV that fit into the memory beside the weights, if the pool takes less of it.
         sglang: for batching = 'sglang'.
+        front_end: of the worker, as it announced it.
     """
 
     policy: str
@@ -109,6 +111,7 @@ class ReplicaSettings:
     scheduler_reserve_full_isl: bool = True
     async_scheduling: bool = False
     refuse_never_fits: bool = True
+    front_end: FrontEndCost = NO_FRONT_END
 
     @property
     def adapter_options(self) -> AdapterOptions:

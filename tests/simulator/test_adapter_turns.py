@@ -49,6 +49,7 @@ def test_requests_begin_in_the_turns_of_their_engine(
         overrides={
             "engine": engine,
             "worker.step_time": "constant",
+            "worker.api_server_count": 0,  # the engine gets all requests at once
             "adapters.max_loras": places,
             "adapters.registry": [{"id": name, "rank": 8} for name in "abcd"],
             "adapters.host_gb_per_second": 1e6,  # loads take next to no time

@@ -182,7 +182,7 @@ def test_places_for_adapters_are_set_aside_alike_by_plan_and_worker(engine: str,
 def test_a_place_of_vllms_is_as_large_as_computed_by_hand():
     # Llama-2-7B: 32 places x 32 layers x 2 bytes x rank 64 x (4 x 8192 + 3 x 15104) elements: 10.2 GB
     own = {"engine": "vllm", "model": "Llama-2-7B", "worker.gpu": "A100-40-SXM"}
-    own |= {"adapters.max_loras": 32, "adapters.max_lora_rank": 64}
+    own |= {"adapters.max_loras": 32, "adapters.max_lora_rank": 64, "worker.activation_gb": 2.0}
     plan = lorrery.plan(overrides=own, prompt_tokens=100, output_tokens=100, adapters=32, ranks=(8,))
     assert (plan.capacity.adapter_bytes, plan.capacity.kv_pool_tokens) == (10_234_101_760, 23_574)
 

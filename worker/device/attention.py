@@ -52,6 +52,7 @@ class Heads:
         size: elements per head.
         kv_bytes: of an element of the cache.
         kv_type: one of `hardware.KV_TYPES`.
+        sinks: whether each attends to a sink too.
     """
 
     query: int
@@ -59,12 +60,15 @@ class Heads:
     size: int
     kv_bytes: int
     kv_type: str
+    sinks: bool = False
 
     @classmethod
     def of(cls, model: Model, shard: Shard, precision: Precision) -> "Heads":
         """Return a shard's heads."""
         size = model.head_size
-        return cls(shard.queries // size, shard.kv // size, size, precision.kv_bytes, precision.kv_type)
+        return cls(
+            shard.queries // size, shard.kv // size, size, precision.kv_bytes, precision.kv_type, model.attention_sinks
+        )
 
 
 class AttentionKernels:
@@ -90,7 +94,7 @@ class AttentionKernels:
         window_layers: int = 0,
         window: int = 0,
     ) -> None:
-        constants = fit.attention_of(heads.kv_type)
+        constants = fit.attention_of(heads.kv_type, sinks=heads.sinks)
         layers, self._num_sms, self._unified = num_layers, gpu.num_sms, engine.attention == "unified"
         decode = engine.decode_factor if heads.kv_type == SIXTEEN else engine.fp8_decode_factor
         prefill = engine.prefill_factor

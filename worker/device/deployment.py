@@ -13,7 +13,7 @@ Figures are over all GPUs of one replica; an adapter's bytes are counted once.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lorrery.worker.device.catalogue.architecture import Model, Precision, check_split, held_experts
 from lorrery.worker.device.catalogue.architecture import precision as precision_of
@@ -22,6 +22,8 @@ from lorrery.worker.device.constant import DEFAULT, StepConstants
 from lorrery.worker.device.lora import REAL_RANKS, LoraKernels
 from lorrery.worker.device.profile import ProfileRow
 from lorrery.worker.device.steps import EngineStep
+
+_PS_PER_MS = 10**9
 
 EAGER_LAUNCH_US = 40.0
 """CPU time of a kernel launched by itself from Python. Assumed: vLLM of 2023 took 32 to 54 us (`vllm-2023`, over ten
@@ -47,6 +49,10 @@ class Engine:
         sequence_ms: added for each sequence that gets a token.
         prefill_ms: added once to a step with any prefill.
         prefill_token_ms: added for each prompt token of the step.
+        layer_us: added for each layer on the GPU: kernels of this engine that those timed one by one do not include.
+        event_ms: CPU time of the front end for each token that it sends; no step is shorter than its tokens take.
+        request_ms: CPU time of the front end for each request before the engine gets it; see `core.front_end`.
+        request_token_ms: likewise for each prompt token.
         attention: whether a step with prefill and decode runs two attention kernels or one; see `attention`.
         kernels: constants of its kernels: the GPU's `fit`, or its `modern_fit` with its `modern_all_reduce`.
         fp8_experts: constants of its experts in 8 bits with a scale per tensor: those of that type, or those with a
@@ -72,6 +78,10 @@ class Engine:
     sequence_ms: float = 0.0
     prefill_ms: float = 0.0
     prefill_token_ms: float = 0.0
+    layer_us: float = 0.0
+    event_ms: float = 0.0
+    request_ms: float = 0.0
+    request_token_ms: float = 0.0
     lora_launch_ms: float = 0.0
     prefill_lora_flops: float = 0.25
     attention: Literal["split", "unified"] = "split"
@@ -95,6 +105,33 @@ class Engine:
     def modern(self) -> bool:
         """Whether it runs present-day kernels."""
         return self.kernels == "modern"
+
+
+class FrontEndCost(NamedTuple):
+    """Work of a worker's front end; picoseconds.
+
+    Attributes:
+        request_ps: for each request.
+        token_ps: for each prompt token.
+        servers: API servers, which work side by side.
+    """
+
+    request_ps: int = 0
+    token_ps: int = 0
+    servers: int = 1
+
+    def work_ps(self, prompt_tokens: int) -> int:
+        """Return the work of one request."""
+        return self.request_ps + self.token_ps * prompt_tokens
+
+    def requests_per_second_ps(self, prompt_tokens: float) -> float:
+        """Return how many requests the servers take in a picosecond, at most; infinite without work."""
+        work_ps = self.request_ps + self.token_ps * prompt_tokens
+        return self.servers / work_ps if work_ps else float("inf")
+
+
+NO_FRONT_END = FrontEndCost()
+"""Requests reach the scheduler at once."""
 
 
 KERNELS_ONLY = Engine("kernels-only")
@@ -147,6 +184,18 @@ class MemoryUse:
         share, memory = f"{float(self.share):g}", f"{self.memory_gb(gpu):g} GB x {tensor_parallel}"
         taken = f"{self.own_gb:g} GB x {tensor_parallel} - {weights / 1e9:.1f} GB of weights"
         return f"{share} x ({memory} - {taken})" if self.of_rest else f"{share} x {memory} - {taken}"
+
+
+def profiled_gb(model: Model, tensor_parallel: int, step_tokens: int, sequences: int) -> float:
+    """Return GB that vLLM sets aside on each GPU, having run its largest step: activations, logits, and a GB beside.
+
+    A layer's inputs and outputs of each token, and half of the 32-bit logits of each sequence. Assumed; found to agree
+    with the cache sizes that vLLM 0.24 printed on H100 (Llama-3.1-8B, steps of 8,192 tokens) and with how many requests
+    ran at once on an RTX 4090 (Llama-3.1-8B) and an A100 (Qwen3-32B), steps of 2,048.
+    """
+    ffn = model.ffn * model.experts_per_token + model.shared_ffn
+    a_token = 2 * (4 * model.hidden + 3 * ffn / tensor_parallel)
+    return 1.0 + (step_tokens * a_token + sequences * 2 * model.vocabulary / tensor_parallel) / 1e9
 
 
 USUAL = MemoryUse()
@@ -238,6 +287,8 @@ class Deployment:
         expert_distribution: how unevenly tokens use experts, one of `moe.DISTRIBUTIONS`.
         moe_backend: whose kernels compute experts: those that the engine chooses, or Marlin's.
         enforce_eager: whether the engine runs without CUDA graphs, so that the CPU launches every kernel.
+        api_servers: processes of the engine's front end; 0: it has none.
+        peer_to_peer: whether its GPUs reach each other's memory.
     """
 
     gpu: Gpu
@@ -254,6 +305,8 @@ class Deployment:
     expert_distribution: str = "served"
     moe_backend: MoeBackend = "auto"
     enforce_eager: bool = False
+    api_servers: int = 1
+    peer_to_peer: bool = True
 
     @property
     def fit(self) -> KernelFit:
@@ -263,7 +316,14 @@ class Deployment:
     @property
     def link(self) -> AllReduce:
         """All-reduce over its GPUs."""
-        return self.gpu.link(self.tensor_parallel, modern=self.engine.modern)
+        return self.gpu.link(self.tensor_parallel, modern=self.engine.modern, peer_to_peer=self.peer_to_peer)
+
+    @property
+    def front_end(self) -> FrontEndCost:
+        """Work of its front end on requests."""
+        request_ps, token_ps = (round(ms * _PS_PER_MS) for ms in (self.engine.request_ms, self.engine.request_token_ms))
+        has_work = self.api_servers and (request_ps or token_ps)
+        return FrontEndCost(request_ps, token_ps, self.api_servers) if has_work else NO_FRONT_END
 
     @property
     def reserved_bytes(self) -> int:

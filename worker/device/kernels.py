@@ -24,7 +24,7 @@ from math import sqrt
 from typing import Final, Protocol
 
 from lorrery.worker.device.catalogue.architecture import Model, Precision, Shard
-from lorrery.worker.device.catalogue.hardware import SIXTEEN, AllReduce, Gpu, KernelFit
+from lorrery.worker.device.catalogue.hardware import SIXTEEN, WEIGHT_TYPES, AllReduce, Gpu, KernelFit
 from lorrery.worker.device.deployment import Engine
 
 TILE: Final = 64
@@ -94,9 +94,10 @@ class _ProductType:
         "tile",
     )
 
-    def __init__(self, gpu: Gpu, fit: KernelFit, weight_type: str) -> None:
-        tflops, weight_type = compute_type(gpu, weight_type)
-        of_type = fit.gemm_of(weight_type)
+    def __init__(self, gpu: Gpu, fit: KernelFit, weight_type: str, weight_bytes: float) -> None:
+        tflops, computed = compute_type(gpu, weight_type)
+        unpacked = computed not in WEIGHT_TYPES or (computed == SIXTEEN and weight_type != SIXTEEN)
+        of_type = fit.unpacked_gemm(weight_bytes) if unpacked else fit.gemm_of(computed)
         self.flops_per_second = tflops * 1e12 * of_type.flops
         self.bytes_per_second = gpu.gb_per_second * 1e9 * of_type.bandwidth
         self.seconds = of_type.us * 1e-6
@@ -138,14 +139,14 @@ class Products:
             rows: tokens.
             columns: output elements.
             inner: input elements.
-            weight_type: type of the weights, one of `hardware.EXPERT_TYPES`; see `compute_type`.
+            weight_type: type of the weights, one of `hardware.EXPERT_TYPES`, or `int8`; see `compute_type`.
             weight_bytes: of one weight.
             read: number of weight matrices read.
             copies: number of weight matrices that each row is multiplied with.
         """
         fit = self._types.get(weight_type)
         if fit is None:
-            fit = self._types[weight_type] = _ProductType(self._gpu, self._fit, weight_type)
+            fit = self._types[weight_type] = _ProductType(self._gpu, self._fit, weight_type, weight_bytes)
         tile = fit.least_rows if rows <= TILE else TILE if rows <= LARGE_ROWS else fit.tile
         padded_rows = tile * -(-rows // tile) * copies
         columns_paid, inner_paid = columns + fit.columns_start, inner + fit.inner_start

@@ -3,9 +3,10 @@
 Fitted to published kernel measurements (`data/gpus.toml`). The kernels' formulas are in `kernels`, `attention` and
 `lora`; put together, for L layers:
 
-    gpu step = L (linear + attention + 2 allreduce) + head + lora
+    gpu step = L (linear + attention + 2 allreduce + t_layer) + head + lora
     step     = max(gpu step, L (t_launch + t_lora if any adapter)) + c0 + c1 * sampling sequences
                + c_prefill if there is any prefill + c_token * prompt tokens
+             and at least t_event / API servers * sampling sequences: the front end sends each its token
 
 Integer arithmetic: four coefficients are rounded to picoseconds once: the part that depends on (n, samples) alone, the
 time per decode KV token, the time per half token of prefill tile length, and a batch's adapters.
@@ -55,7 +56,10 @@ class Roofline:
             launch_ms = eager_launches(model, degree) * EAGER_LAUNCH_US / 1000
             lora_launch_ms = self._lora.num_launches * EAGER_LORA_LAUNCH_US / 1000
         self._launch_ps = round(model.num_layers * launch_ms * _PS_PER_MS)
+        self._layer_seconds = engine.layer_us * 1e-6
         self._lora_launch_ps = round(model.num_layers * lora_launch_ms * _PS_PER_MS)
+        servers = deployment.api_servers
+        self._event_ps = round(engine.event_ms * _PS_PER_MS / servers) if servers else 0
         self._host_step_ps = round(engine.step_ms * _PS_PER_MS)
         self._host_sequence_ps = round(engine.sequence_ms * _PS_PER_MS)
         self._host_prefill_ps = round(engine.prefill_ms * _PS_PER_MS)
@@ -70,7 +74,8 @@ class Roofline:
         """Return the step's duration; only the host's part if the batch is empty."""
         num_tokens, num_samples = _sizes(batch)
         host_ps = self._host_ps(batch, num_tokens, num_samples)
-        return max(self._gpu_ps(batch, num_tokens, num_samples), self._floor_ps(batch.lora)) + host_ps
+        floor_ps = max(self._floor_ps(batch.lora), self._event_ps * num_samples - host_ps)
+        return max(self._gpu_ps(batch, num_tokens, num_samples), floor_ps) + host_ps
 
     def piece_ends_ps(self, first: Batch, max_steps: int, duration_ps: int | None) -> list[int]:
         """Return the end times of steps that compute one prompt, chunk by chunk; see `StepTimeModel`.
@@ -78,7 +83,8 @@ class Roofline:
         Only attention differs between the steps.
         """
         num_tokens, num_samples = _sizes(first)
-        host_ps, floor_ps = self._host_ps(first, num_tokens, num_samples), self._floor_ps(first.lora)
+        host_ps = self._host_ps(first, num_tokens, num_samples)
+        floor_ps = max(self._floor_ps(first.lora), self._event_ps * num_samples - host_ps)
         alike_ps = self._size_ps(num_tokens, num_samples)
         if first.lora.num_adapters:
             alike_ps += self._lora_ps(first.lora, True)
@@ -135,7 +141,7 @@ class Roofline:
             attention=attention_ps,
             all_reduce=sizes.all_reduce,
             lora=lora_ps,
-            host=max(gpu_ps, self._floor_ps(batch.lora)) - gpu_ps + host_ps,
+            host=max(gpu_ps, self._floor_ps(batch.lora), self._event_ps * num_samples - host_ps) - gpu_ps + host_ps,
             flops=sizes.flops + attention_flops + lora_flops,
             num_bytes=sizes.num_bytes + attention_bytes + lora_bytes,
         )
@@ -158,7 +164,8 @@ class Roofline:
         if lora.num_adapters:
             gpu_ps += self._lora_ps(lora, False)
         slope_ps = (num_decodes - num_held) * token_ps + (longest_ps if longest_grows else 0)
-        floor_ps, host_ps = self._floor_ps(lora), self._host_step_ps + self._host_sequence_ps * num_decodes
+        host_ps = self._host_step_ps + self._host_sequence_ps * num_decodes
+        floor_ps = max(self._floor_ps(lora), self._event_ps * num_decodes - host_ps)
         if gpu_ps >= floor_ps:
             return Segment(gpu_ps + host_ps, slope_ps)
         return Segment(floor_ps + host_ps, 0, (floor_ps - gpu_ps) // slope_ps + 1 if slope_ps else NEVER)
@@ -180,6 +187,7 @@ class Roofline:
     def _compute_size_ps(self, num_tokens: int, num_samples: int) -> int:
         """Return the time that depends on the counts of tokens and samples alone: linear layers, all-reduces, head."""
         layer = self._linear.layer(num_tokens).seconds + 2 * self._linear.all_reduce_seconds(num_tokens)
+        layer += self._layer_seconds
         head = self._linear.head(num_samples).seconds if self._head else 0.0
         return picoseconds(self._layers * layer + head)
 
@@ -192,7 +200,7 @@ class Roofline:
         times = self._linear.head(num_samples if self._head else 0)
         times.add(self._linear.layer(num_tokens), self._layers)
         all_reduce_ps = picoseconds(2 * self._layers * self._linear.all_reduce_seconds(num_tokens))
-        kernel_ps = picoseconds(times.constant)
+        kernel_ps = picoseconds(times.constant + self._layers * self._layer_seconds)
         both_ps = self._size_ps(num_tokens, num_samples) - all_reduce_ps - kernel_ps
         compute_ps = min(picoseconds(times.compute), both_ps)
         return StepCost(

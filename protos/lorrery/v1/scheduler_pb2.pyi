@@ -996,6 +996,7 @@ class WorkerHello(message.Message):
     KV_EVENTS_FIELD_NUMBER: builtins.int
     DEVICE_SETTINGS_FIELD_NUMBER: builtins.int
     PACE_FIELD_NUMBER: builtins.int
+    FRONT_END_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """The worker's name."""
     gpu: builtins.str
@@ -1036,6 +1037,10 @@ class WorkerHello(message.Message):
         end. Unset: unknown, learnt from its steps alone.
         """
 
+    @builtins.property
+    def front_end(self) -> FrontEnd:
+        """What a request costs before it reaches the worker's queue. Unset: nothing."""
+
     def __init__(
         self,
         *,
@@ -1052,10 +1057,41 @@ class WorkerHello(message.Message):
         kv_events: types_pb2.KvEventSource | None = ...,
         device_settings: builtins.str = ...,
         pace: Pace | None = ...,
+        front_end: FrontEnd | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["kv_events", b"kv_events", "pace", b"pace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["front_end", b"front_end", "kv_events", b"kv_events", "pace", b"pace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_memory_bytes", b"adapter_memory_bytes", "device_settings", b"device_settings", "gpu", b"gpu", "heartbeat_seconds", b"heartbeat_seconds", "instance_id", b"instance_id", "kv_events", b"kv_events", "max_total_token_num", b"max_total_token_num", "model", b"model", "needs_prompts", b"needs_prompts", "pace", b"pace", "step_time_model", b"step_time_model", "tensor_parallel", b"tensor_parallel", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_memory_bytes", b"adapter_memory_bytes", "device_settings", b"device_settings", "front_end", b"front_end", "gpu", b"gpu", "heartbeat_seconds", b"heartbeat_seconds", "instance_id", b"instance_id", "kv_events", b"kv_events", "max_total_token_num", b"max_total_token_num", "model", b"model", "needs_prompts", b"needs_prompts", "pace", b"pace", "step_time_model", b"step_time_model", "tensor_parallel", b"tensor_parallel", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class FrontEnd(message.Message):
+    """FrontEnd is the work of an engine's HTTP front end on each request, on one
+    thread of each of its servers.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    REQUEST_PS_FIELD_NUMBER: builtins.int
+    TOKEN_PS_FIELD_NUMBER: builtins.int
+    SERVERS_FIELD_NUMBER: builtins.int
+    request_ps: builtins.int
+    """For each request."""
+    token_ps: builtins.int
+    """For each prompt token."""
+    servers: builtins.int
+    """Servers that work side by side; at least 1."""
+    def __init__(
+        self,
+        *,
+        request_ps: builtins.int = ...,
+        token_ps: builtins.int = ...,
+        servers: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["request_ps", b"request_ps", "servers", b"servers", "token_ps", b"token_ps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

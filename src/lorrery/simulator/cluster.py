@@ -308,6 +308,7 @@ class SimulatedCluster:
             step_time_model=device.settings["step_time"],
             needs_prompts=False,
             device=device.settings,
+            front_end=deployment.front_end,
         )
         replica_settings = factory.replica_settings(hello)
         book = self._faults  # not the cluster: a policy could reach its requests from here

@@ -15,6 +15,7 @@ from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.whole_prompts import Continuous
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.facts import Dropped, Finished, Preempted
+from lorrery.scheduler.core.front_end import NO_FRONT_END, FrontEndCost
 from lorrery.scheduler.core.memory.base import UnlimitedMemory
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.memory.peak import PeakMemory
@@ -81,6 +82,13 @@ POLICIES += [
     "priority continuous paged",
 ]
 POLICIES += ["vtc_fair slora_loop prefetch", "cluster slora_loop prefetch", "fcfs llm_mock unlimited"]
+POLICIES += [
+    "fcfs chunked loads front",
+    "fcfs vllm on_demand blocks share ahead loads front",
+    "req_queue slora_loop strict front",
+    "vtc_fair continuous front",
+    "fcfs_tail sglang estimated radix beside loads overlap front",
+]
 _LISTED = {policy.split()[0] for policy in POLICIES}
 POLICIES += [f"{name} {row.batching}" for name, row in policies.QUEUES.items() if name not in _LISTED]
 
@@ -108,6 +116,7 @@ def build(policy: str, pool: int, batch_tokens: int, most: int) -> Replica:
         max_num_batched_tokens=most + 7 if batching in IN_PIECES else batch_tokens + most,
         batch_max_tokens=batch_tokens + most,
         prefetch="prefetch" in variant,
+        front_end=FrontEndCost(150, 20, 1 + pool % 2) if "front" in variant else NO_FRONT_END,
         strict="strict" in variant,
         max_loras=1 + pool % 2 if {"loads", "blocking"} & set(variant) and pool % 5 else None,
         max_cpu_loras=1,

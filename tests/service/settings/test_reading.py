@@ -161,7 +161,6 @@ def test_what_cannot_be_is_named(tmp_path: Path, text: str, key: str):
         ("scheduler.worker_wait_seconds", "1e300", "less than or equal to 1000000"),
         ("router.http_idle_seconds", "1e300", "less than or equal to 1000000"),
         ("adapters.host_gb_per_second", "1e-300", "greater than or equal to 0.000001"),
-        ("worker.activation_gb", "1e300", "less than or equal to 1000000"),
         ("worker.heartbeat_seconds", "1e300", "less than or equal to 1000000"),
         ("worker.lora.launch_us", "1e300", "less than or equal to 1000000"),
     ],

@@ -184,14 +184,16 @@ def test_eight_bits_halve_the_time_of_what_is_read():
     long = decodes(64, 8000)
     assert small.step_cost(long).attention < 0.54 * exact.step_cost(long).attention
     assert small.step_cost(prefill(4096, 0)).compute < 0.55 * exact.step_cost(prefill(4096, 0)).compute
-    # A GPU without 8-bit products unpacks, and computes as before.
-    plain, unpacked = (
+
+
+def test_weights_that_a_gpu_cannot_multiply_are_unpacked_which_slows_large_products_and_quickens_small_ones():
+    plain, eight, four = (
         Roofline(deployment("A100-80-SXM", "Llama-3-8B", precision=precision(dtype, "bfloat16")))
-        for dtype in ("bfloat16", "fp8")
+        for dtype in ("bfloat16", "fp8", "int4")
     )
-    assert unpacked.step_cost(prefill(4096, 0)).compute == pytest.approx(
-        plain.step_cost(prefill(4096, 0)).compute, rel=0.02
-    )
+    many, few = ([m.step_ps(batch) for m in (plain, eight, four)] for batch in (prefill(4096, 0), decodes(4, 100)))
+    assert many[0] < many[2] < many[1]
+    assert few[0] > few[1] > few[2]
 
 
 def test_large_products_run_in_larger_tiles_where_the_gpu_has_them():

@@ -35,6 +35,7 @@ class Model:
         shared_ffn: total inner size of the experts that every token uses beside its chosen ones; 0: none.
         window_layers: layers whose tokens attend to the last `window` tokens only.
         window: tokens, few enough for every sequence to be taken to have them; 0: all layers attend to all.
+        attention_sinks: whether every head attends to a learnt sink too, which not every kernel can.
         checkpoint: weight dtype of the published checkpoint, one of `WEIGHT_DTYPES`.
     """
 
@@ -57,6 +58,7 @@ class Model:
     shared_ffn: int = 0
     window_layers: int = 0
     window: int = 0
+    attention_sinks: bool = False
     checkpoint: str = "bfloat16"
     caveat: str = ""
 
@@ -127,7 +129,8 @@ class Precision:
     Attributes:
         weight_bytes: of a layer's weight, except experts'.
         kv_bytes: of an element of the KV cache.
-        weight_type: type in which matrix products run where the GPU can; one of `hardware.WEIGHT_TYPES`.
+        weight_type: type in which matrix products run where the GPU can: one of `hardware.WEIGHT_TYPES`, or an integer
+            type, which no product has.
         integers: name of the integer type that weights are stored in and unpacked from; empty where they are not.
         expert_bytes: of an expert's weight.
         expert_type: of experts; one of `hardware.EXPERT_TYPES`.
@@ -152,9 +155,9 @@ WEIGHT_DTYPES: Mapping[str, tuple[float, str, str]] = {
     "fp8": (1.0, "fp8", "fp8"),
     # A 32-bit scale per 128 x 128 weights.
     "fp8_block": (1.0 + 4 / 128**2, "fp8_block", "fp8_block"),
-    "int8": (1.0, SIXTEEN, SIXTEEN),
+    "int8": (1.0, "int8", SIXTEEN),
     # 4 bits, and a 16-bit scale and a 4-bit zero point per group of 128 weights, as AWQ and GPTQ store them.
-    "int4": (TYPE_BYTES["int4"], SIXTEEN, "int4"),
+    "int4": (TYPE_BYTES["int4"], "int4", "int4"),
     # 4 bits, and an 8-bit scale per 16 weights.
     "nvfp4": (TYPE_BYTES["nvfp4"], "nvfp4", "nvfp4"),
     # 4 bits, and an 8-bit scale per 32 weights.

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, get_args
 
 from lorrery.worker.device.catalogue.architecture import WEIGHT_DTYPES, Model
 from lorrery.worker.device.catalogue.hardware import (
-    KV_TYPES,
+    ATTENTION_TYPES,
     MOE_TYPES,
     SIXTEEN,
     WEIGHT_TYPES,
@@ -45,8 +45,8 @@ _DIVISORS = {
 """Figures that may not be less than `_LEAST`."""
 _LEAST, _LARGEST, _MOST_COUNT = 0.001, 1e6, 100_000_000
 """Bounds of divisors, of all figures, and of counts: far beyond what exists, with step times still finite."""
-_MOST = {"overlap": 16.0}
-"""Upper limits of single figures: a power with this exponent is still finite."""
+_MOST = {"overlap": 16.0, "request_ms": 60_000.0, "request_token_ms": 10.0}
+"""Upper limits of single figures: a power with this exponent is still finite, and so is a sum of these times."""
 _LABEL = 1.1
 """A device may report more than its label says by the difference between GiB and GB, 7 %."""
 _MOST_SHOWN = 100  # characters of a value in a message
@@ -203,7 +203,7 @@ def build_fit(entry: Table, at: str) -> KernelFit:
     for key in figures.keys() & _FLAT.keys():
         part, *constants = _FLAT[key]
         flat[part].update(dict.fromkeys(constants, figures.pop(key)))
-    for part, types in (("gemm", WEIGHT_TYPES), ("attention", KV_TYPES), ("moe", MOE_TYPES)):
+    for part, types in (("gemm", WEIGHT_TYPES), ("attention", ATTENTION_TYPES), ("moe", MOE_TYPES)):
         given = figures.pop(part, {})
         if not isinstance(given, Mapping):
             raise CatalogueError(f"{at}: {part} cannot be {given!r}")

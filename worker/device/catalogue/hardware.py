@@ -35,6 +35,15 @@ TYPE_BYTES: Mapping[str, float] = {
 }
 """Type -> bytes of a weight, with its scales where those count."""
 KV_TYPES = (SIXTEEN, "fp8")
+SINKS = "sinks"
+"""Attention with sinks, where the engine has another kernel for it: vLLM's Triton kernel on GPUs before Hopper."""
+ATTENTION_TYPES = (*KV_TYPES, SINKS)
+"""Tables of attention's constants."""
+UNPACKED_FLOPS = {4: 0.56, 8: 0.49}
+"""Bits of weights -> share of 16-bit products' FLOPS that products reach which unpack them (Marlin's kernel). Fitted to
+four runs on A100 that users posted (docs/validation.md)."""
+UNPACKED_ROWS = 16
+"""Rows of their smallest block."""
 PEER_BYTES = 256 * 1024
 """Message size from which an all-reduce pays its full cost per further GPU."""
 LARGE_BYTES = 16 * 1024 * 1024
@@ -181,8 +190,9 @@ class KernelFit:
     Attributes:
         elementwise_bandwidth: share of peak bandwidth in elementwise kernels. Over 1 where they hit the L2 cache.
         elementwise_us: constant per elementwise kernel.
-        gemm: matrix products by type of the weights; 16 bits are always present.
-        attention: attention by type of the KV cache; 16 bits are always present.
+        gemm: matrix products by type of the weights, one of `WEIGHT_TYPES`; 16 bits are always present.
+        attention: attention by type of the KV cache, or with sinks, one of `ATTENTION_TYPES`; 16 bits are always
+            present.
         moe: experts by type of the weights; empty if unknown: they are then computed as products.
         lora: grouped LoRA kernels, in 16 bits; None if unknown.
         lora_segmented: segmented ones, likewise.
@@ -209,9 +219,21 @@ class KernelFit:
         """Return the constants of products in that type: those of 16 bits if it has none."""
         return self.gemm.get(weight_type) or self.gemm[SIXTEEN]
 
-    def attention_of(self, kv_type: str) -> AttentionFit:
-        """Return the constants of attention over a cache of that type: those of 16 bits if it has none."""
-        return self.attention.get(kv_type) or self.attention[SIXTEEN]
+    def unpacked_gemm(self, weight_bytes: float) -> GemmFit:
+        """Return the constants of products in 16 bits whose weights have fewer, and are unpacked as they are read."""
+        sixteen = self.gemm[SIXTEEN]
+        flops = sixteen.flops * UNPACKED_FLOPS[8 if weight_bytes >= 1 else 4]
+        return replace(sixteen, flops=flops, least_rows=UNPACKED_ROWS)
+
+    def attention_of(self, kv_type: str, *, sinks: bool = False) -> AttentionFit:
+        """Return the constants of attention over a cache of that type: those of 16 bits if it has none.
+
+        Args:
+            kv_type: of the cache.
+            sinks: whether attention has sinks; without constants of their own it takes as long as others.
+        """
+        own = self.attention.get(SINKS) if sinks else None
+        return own or self.attention.get(kv_type) or self.attention[SIXTEEN]
 
     def moe_of(self, weight_type: str) -> MoeFit | None:
         """Return the constants of experts in that type: those of 16 bits if it has none; None: neither."""
@@ -324,6 +346,7 @@ class Gpu:
         all_reduce: between the GPUs of one host, by the vendor's library.
         pair_all_reduce: between two GPUs joined by a bridge, if that is faster.
         modern_all_reduce: a present-day engine's own, inside a CUDA graph; None if it uses the library's.
+        host_all_reduce: where the GPUs cannot reach each other's memory, through the CPUs'; None if unknown.
         pcie_gb_per_second: from pinned host memory, per GPU.
         fp8_tflops: dense 8-bit TFLOPS; None where 8-bit products are not supported.
         fp4_tflops: dense 4-bit TFLOPS; None where 4-bit products are not supported.
@@ -342,6 +365,7 @@ class Gpu:
     all_reduce: AllReduce
     pair_all_reduce: AllReduce | None = None
     modern_all_reduce: AllReduce | None = None
+    host_all_reduce: AllReduce | None = None
     pcie_gb_per_second: float = 24.0
     fp8_tflops: float | None = None
     fp4_tflops: float | None = None
@@ -351,8 +375,16 @@ class Gpu:
         """Return the efficiency of its kernels: an older engine's, or a present-day one's."""
         return self.modern_fit if modern else self.fit
 
-    def link(self, tensor_parallel: int, *, modern: bool = False) -> AllReduce:
-        """Return the all-reduce of one replica, for an older engine or a present-day one."""
+    def link(self, tensor_parallel: int, *, modern: bool = False, peer_to_peer: bool = True) -> AllReduce:
+        """Return the all-reduce of one replica, for an older engine or a present-day one.
+
+        Args:
+            tensor_parallel: number of GPUs.
+            modern: whether the engine is a present-day one.
+            peer_to_peer: whether the GPUs reach each other's memory.
+        """
+        if not peer_to_peer and self.host_all_reduce is not None:
+            return self.host_all_reduce
         if modern and self.modern_all_reduce is not None:
             return self.modern_all_reduce
         if tensor_parallel == 2 and self.pair_all_reduce is not None:

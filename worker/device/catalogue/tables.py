@@ -9,7 +9,7 @@ punctuation, and a model's organisation and its `-hf`, `-chat`, `-instruct`, `-b
 import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lorrery.vocabulary.files import repeated
 from lorrery.worker.device.catalogue.architecture import Model
@@ -37,7 +37,10 @@ PACKAGE = "lorrery.worker.device"
 
 _ENDING = re.compile(r"(-(hf|chat|instruct|thinking|base|it|v\d[\d.]*|2[4-9]\d\d))+$", re.IGNORECASE)
 """What checkpoints of one architecture add to its name: what they were trained for, a version, year and month."""
-_LINKS = ("all_reduce", "pair_all_reduce", "modern_all_reduce")
+_LINKS = ("all_reduce", "pair_all_reduce", "modern_all_reduce", "host_all_reduce")
+_HOST_LINKS = ("pcie-4-a40", "pcie-5-host")
+"""Through the CPUs, of GPUs on PCIe 4.0 and 5.0."""
+_PCIE_5_GB = 40
 
 _Record = TypeVar("_Record", Gpu, Model)
 
@@ -54,6 +57,7 @@ class Catalogue:
 
     def __init__(self, tables: Iterable[tuple[str, Table]]) -> None:
         self._fits: dict[str, KernelFit] = {}
+        self._fit_entries: dict[str, Table] = {}
         self._links: dict[str, AllReduce] = {}
         self._gpus: dict[str, Gpu] = {}
         self._models: dict[str, Model] = {}
@@ -127,9 +131,9 @@ class Catalogue:
         Raises:
             CatalogueError: unknown engine; the message lists the known ones.
         """
-        for fit_name in () if gpu is None else (gpu.fit_name, gpu.modern_fit_name):
-            if f"{name}-{fit_name}" in self._engines:
-                return self._engines[f"{name}-{fit_name}"]
+        for found_on in () if gpu is None else (gpu.name, gpu.fit_name, gpu.modern_fit_name):
+            if f"{name}-{found_on}" in self._engines:
+                return self._engines[f"{name}-{found_on}"]
         if name not in self._engines:
             raise CatalogueError(f"engine {shown(name)} is not known; known: {', '.join(self._engines)}")
         return self._engines[name]
@@ -140,8 +144,10 @@ class Catalogue:
         if unknown := table.keys() - {"format", "fits", "links", "engines", "gpu", "model", "not_modelled"}:
             raise CatalogueError(f"{where}: {', '.join(sorted(unknown))} has no meaning here")
         check_tables(table, where)
-        for name, entry in table.get("fits", {}).items():
-            self._fits[name] = build_fit(entry, f"{where}: fits.{name}")
+        for name, own in table.get("fits", {}).items():
+            at = f"{where}: fits.{name}"
+            entry = self._fit_entries[name] = self._completed(own, at)
+            self._fits[name] = build_fit(entry, at)
             self.sources[f"fit {name}"] = str(entry.get("source", ""))
         for name, entry in table.get("links", {}).items():
             self._links[name] = build_link(entry, f"{where}: links.{name}")
@@ -155,6 +161,14 @@ class Catalogue:
             at = f"{where}: model {entry.get('name')!r}"
             model, aliases = build_model(entry, at), names_in(entry, "aliases", at)
             self._enter("model", self._models, self._model_names, _plain_model, model, aliases, entry)
+
+    def _completed(self, entry: Table, at: str) -> Table:
+        """Return a fit's entry with what it does not say itself from the fit that it is `like`."""
+        if (like := entry.get("like")) is None:
+            return entry
+        if like not in self._fit_entries:
+            raise CatalogueError(f"{at}: like {shown(like)} is not known; known: {', '.join(self._fit_entries)}")
+        return _merged(self._fit_entries[like], {key: value for key, value in entry.items() if key != "like"})
 
     def _enter(
         self,
@@ -171,6 +185,12 @@ class Catalogue:
         for alias in (record.name, *aliases):
             names[plain(alias)] = record.name
 
+    def _usual_link(self, key: str, entry: Table) -> str | None:
+        if key == "host_all_reduce":
+            fast = entry.get("pcie_gb_per_second", 0) >= _PCIE_5_GB
+            return next((name for name in (_HOST_LINKS[fast], DEFAULT_LINK) if name in self._links), None)
+        return DEFAULT_LINK if key == "all_reduce" else None
+
     def _gpu(self, entry: Table, at: str) -> Gpu:
         fit_name = entry.get("fit", DEFAULT_FIT)
         modern_name = entry.get("modern_fit", fit_name if "fit" in entry else DEFAULT_MODERN_FIT)
@@ -179,7 +199,7 @@ class Catalogue:
                 raise CatalogueError(f"{at}: {key} {name!r} is not known; known: {', '.join(self._fits)}")
         links: dict[str, AllReduce] = {}
         for key in _LINKS:
-            link = entry.get(key, DEFAULT_LINK if key == "all_reduce" else None)
+            link = entry.get(key, self._usual_link(key, entry))
             if link is not None and link not in self._links:
                 raise CatalogueError(f"{at}: {key} {link!r} is not known; known: {', '.join(self._links)}")
             if link is not None:
@@ -195,6 +215,15 @@ class Catalogue:
             modern_fit_name=modern_name,
             **links,
         )
+
+
+def _merged(below: Table, above: Table) -> dict[str, Any]:
+    """Return a table in which entries take precedence over others, tables within it likewise."""
+    found = dict(below)
+    for key, value in above.items():
+        nested = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
+        found[key] = _merged(found[key], value) if nested else value
+    return found
 
 
 def _check_names(where: str, table: Table) -> None:
