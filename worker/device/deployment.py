@@ -194,8 +194,8 @@ def profiled_gb(model: Model, tensor_parallel: int, step_tokens: int, sequences:
     ran at once on an RTX 4090 (Llama-3.1-8B) and an A100 (Qwen3-32B), steps of 2,048.
     """
     ffn = model.ffn * model.experts_per_token + model.shared_ffn
-    a_token = 2 * (4 * model.hidden + 3 * ffn / tensor_parallel)
-    return 1.0 + (step_tokens * a_token + sequences * 2 * model.vocabulary / tensor_parallel) / 1e9
+    a_token = 2 * (4 * model.hidden + 2 * ffn / tensor_parallel)
+    return 1.05 + (step_tokens * a_token + sequences * 2 * model.vocabulary / tensor_parallel) / 1e9
 
 
 USUAL = MemoryUse()

@@ -1,8 +1,9 @@
 """`lorrery validate serving`, `lora` and `kernels`: compare the rows of a file of measurements with predictions.
 
-`validation/serving.py`, `serving_lora.py` and `kernels.py` read the rows and predict them.
+`validation/serving.py`, `posted.py` and `kernels.py` read the rows and predict them.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +15,9 @@ from rich.progress import track
 from lorrery.service.errors import SettingsError
 from lorrery.service.files.writing import check_writable, write_output
 from lorrery.validation import kernels as kernels_measured
+from lorrery.validation import posted, serving_ablation, serving_left_out, serving_plot
 from lorrery.validation import serving as measured
-from lorrery.validation import serving_ablation, serving_left_out, serving_lora, serving_plot
-from lorrery.validation.figures import MEASURED_SERVING, SERVED_LORA, NotPredicted
+from lorrery.validation.figures import MEASURED_SERVING, POSTED_SERVING, SERVED_LORA, NotPredicted
 from lorrery.validation.serving import default_jobs
 from lorrery.validation.serving_ablation import ALL, CAUSES, named
 from lorrery.validation.serving_rows import read_file
@@ -86,11 +87,22 @@ Jobs = Annotated[
 
 
 def serving(
-    file: Runs = MEASURED_SERVING,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV of measured or of posted runs; default: the shipped ones of both kinds.",
+        ),
+    ] = None,
     group: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="COLUMNS", help="Columns to group by, comma-separated; default: model,gpu,backend,weight_dtype."
+            metavar="COLUMNS",
+            help="Columns to group by, comma-separated; default: model,gpu,backend,weight_dtype, of posted runs"
+            " engine,gpu,weight.",
         ),
     ] = None,
     json_file: JsonFile = None,
@@ -116,13 +128,17 @@ def serving(
     seed: Seed = 0,
     jobs: Jobs = None,
 ) -> None:
-    """Simulate measured runs of served models, each as its source ran it.
+    """Simulate runs of served models: those of laboratories, each as its source ran it, and those that people posted.
 
-    A row says engine, model, GPU, types, tensor parallelism, clients and lengths; it runs under the engine's preset,
-    with the closed loop of its source. Prints by group the mean absolute percentage error (MAPE) of the time per output
-    token (TPOT) and to the first token (TTFT), and its signed median (above 0 the simulator is too slow). Rows whose
-    quality is not ok are shown apart; a row whose ttft_quality is not ok counts in TPOT only. docs/validation.md says
-    what FILE holds. Exits with 1 if no row could be predicted.
+    A measured row says engine, model, GPU, types, tensor parallelism, clients and lengths; it runs under the engine's
+    preset, with the closed loop of its source. Prints by group the mean absolute percentage error (MAPE) of the time
+    per output token (TPOT) and to the first token (TTFT), and its signed median (above 0 the simulator is too slow).
+    Rows whose quality is not ok are shown apart; a row whose ttft_quality is not ok counts in TPOT only.
+
+    A posted row says its command, its load, and what was measured: output tokens per second, and means and percentiles
+    of TTFT, TPOT and E2E. Prints by group and figure the mean absolute error in percent, its signed median (above 0 the
+    simulator's figure is the larger), and the error apart for the rows on which constants were chosen and for the
+    others. docs/validation.md says what FILE holds. Exits with 1 if no row could be predicted.
 
     Examples:
       lorrery validate serving
@@ -131,20 +147,25 @@ def serving(
       lorrery validate serving --every 10 --without host-time --without graph-all-reduce
       lorrery validate serving --every 4 --leave-one-out --plot serving.svg
     """
-    names = group_names(group, measured.GROUPED_BY)
-    left_out = named(causes or ())
     if plot is not None:
         plots.check(serving_plot.OPTION, plot)
     if json_file is not None:
         check_writable("--json", json_file)
-    known = read_catalogue(catalogue or ())
     options = Options(tuple(path.absolute() for path in catalogue or ()), seed, tuple(overrides or ()))
+    if file is not None and posted.is_posted(file):
+        if causes or leave_out or every > 1:
+            raise SettingsError(f"{file}: posted runs; --without, --leave-one-out and --every are for measured ones")
+        _compare_posted(file, group_names(group, posted.GROUPED_BY), options, jobs, json_file, plot)
+        return
+    names = group_names(group, measured.GROUPED_BY)
+    left_out = named(causes or ())
+    known = read_catalogue(catalogue or ())
 
     def watch(found: Iterable[Prediction], total: int) -> Iterable[Prediction]:
         return track(found, "simulating", total=total, console=Console(stderr=True), transient=True)
 
     jobs = jobs or measured.default_jobs()
-    rows = measured.every(read_file(file), every, names)
+    rows = measured.every(read_file(file or MEASURED_SERVING), every, names)
     comparison = measured.compare(rows, names, options, jobs=jobs, watch=watch)
     console = table_console()
     console.print(measured.render(comparison, known))
@@ -160,10 +181,37 @@ def serving(
         found = serving_left_out.leave_out(comparison, names, options, known, jobs=jobs, watch=watch)
         console.print(serving_left_out.render(found))
         more["left_out"] = serving_left_out.to_json(found)
+    if file is None and not (left_out or leave_out or group or every > 1):
+        more["posted"] = posted.to_json(_posted(POSTED_SERVING, posted.GROUPED_BY, options, jobs))
     if json_file is not None:
         write_output(json_file, measured.to_json(comparison, more))
     if plot is not None and comparison.groups:
         serving_plot.draw(plot, comparison, names)
+    if not comparison.groups:
+        raise typer.Exit(1)
+
+
+def _posted(file: Path, names: Sequence[str], options: Options, jobs: int | None) -> posted.PostedComparison:
+    """Compare posted runs, and print their errors."""
+
+    def watch(found: Iterable[posted.PostedPrediction], total: int) -> Iterable[posted.PostedPrediction]:
+        return track(found, "simulating", total=total, console=Console(stderr=True), transient=True)
+
+    comparison = posted.compare(*posted.read_file(file), names, options, jobs=jobs or default_jobs(), watch=watch)
+    table_console().print(posted.render(comparison, names))
+    say_left_out(comparison.not_predicted)
+    return comparison
+
+
+def _compare_posted(
+    file: Path, names: Sequence[str], options: Options, jobs: int | None, json_file: Path | None, plot: Path | None
+) -> None:
+    """Compare posted runs, print their errors, and write what is asked for."""
+    comparison = _posted(file, names, options, jobs)
+    if json_file is not None:
+        write_output(json_file, json.dumps(posted.to_json(comparison), allow_nan=False, indent=1) + "\n")
+    if plot is not None and comparison.groups:
+        posted.draw(plot, comparison, names)
     if not comparison.groups:
         raise typer.Exit(1)
 
@@ -195,20 +243,7 @@ def lora(
     if json_file is not None:
         check_writable("--json", json_file)
     options = Options(tuple(path.absolute() for path in catalogue or ()), seed, tuple(overrides or ()))
-
-    def watch(found: Iterable[serving_lora.LoraPrediction], total: int) -> Iterable[serving_lora.LoraPrediction]:
-        return track(found, "simulating", total=total, console=Console(stderr=True), transient=True)
-
-    columns, rows = serving_lora.read_file(file)
-    comparison = serving_lora.compare(columns, rows, options, jobs=jobs or default_jobs(), watch=watch)
-    table_console().print(serving_lora.render(comparison))
-    say_left_out(comparison.not_predicted)
-    if json_file is not None:
-        write_output(json_file, serving_lora.to_json(comparison))
-    if plot is not None and comparison.errors:
-        serving_lora.draw(plot, comparison)
-    if not comparison.errors:
-        raise typer.Exit(1)
+    _compare_posted(file, posted.ADAPTERS_GROUPED_BY, options, jobs, json_file, plot)
 
 
 def kernels(

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median
 
 from lorrery.service.files.shipped import golden_excerpts
-from lorrery.validation import kernels, serving, serving_lora, slora, steptime, vidur
+from lorrery.validation import kernels, posted, serving, slora, steptime, vidur
 from lorrery.validation.figures import (
     MEASURED_SERVING,
     MEASURED_STEPS,
+    POSTED_SERVING,
     SERVED_LORA,
     SLORA_RUNS,
     VIDUR_REQUESTS,
@@ -64,7 +66,8 @@ def checks(jobs: int = 1) -> dict[str, Callable[[], Iterable[Line]]]:
         "kernels": lambda: _kernels(known),
         "steptime": lambda: _steptime(known),
         "serving": lambda: _serving(jobs),
-        "lora": lambda: _lora(jobs),
+        "posted": lambda: _posted("", POSTED_SERVING, "runs that users posted", jobs),
+        "lora": lambda: _posted("lora", SERVED_LORA, "published runs with adapters", jobs),
     }
 
 
@@ -122,14 +125,12 @@ def _serving(jobs: int) -> Iterator[Line]:
                 yield Line("serving", what, errors.num_rows, _mape([errors]))
 
 
-def _lora(jobs: int) -> Iterator[Line]:
-    compared = serving_lora.compare(*serving_lora.read_file(SERVED_LORA), jobs=jobs)
-    for quantity, label in serving_lora.QUANTITIES.items():
-        errors = [one for key, one in compared.errors.items() if key[2] != serving_lora.RATIO and key[3] == quantity]
-        if errors:
-            yield Line(
-                "lora", f"published runs with adapters: {label.partition(' (')[0]}", _num_rows(errors), _mape(errors)
-            )
+def _posted(command: str, file: Path, what: str, jobs: int) -> Iterator[Line]:
+    compared = posted.compare(*posted.read_file(file), (), jobs=jobs)
+    for group in compared.groups:
+        if group.quality == OK and group.figure in posted.QUANTITIES and group.errors.mape is not None:
+            label = posted.QUANTITIES[group.figure].partition(" (")[0]
+            yield Line(command, f"{what}: {label}", group.errors.num_rows, _mape([group.errors]))
 
 
 def _num_rows(errors: Iterable[Errors]) -> int:

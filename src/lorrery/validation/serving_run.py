@@ -93,6 +93,7 @@ SOURCES: Mapping[str, Source] = {
             "scheduler.prefix_cache.kind": "none",
             "scheduler.max_num_batched_tokens": 8192,
             "adapters.max_cpu_loras": 64,
+            "worker.api_server_count": 0,
         },
     ),
     # vLLM's benchmark_latency: the same batch again and again, so that all but the first run find its prompts cached.

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from lorrery.cli.validate import app
 from lorrery.service.errors import FormatError
-from lorrery.validation import serving_lora
+from lorrery.validation import posted
 from lorrery.validation.figures import SERVED_LORA
-from lorrery.validation.serving_lora import LoraRow, read_file, requests_of, settings_of
+from lorrery.validation.posted import PostedRow, read_file, requests_of, settings_of
 
 COLUMNS, ROWS = read_file(SERVED_LORA)
 
@@ -32,7 +32,7 @@ def written(path: Path, *rows: dict[str, object], columns: list[str] | None = No
     return path
 
 
-def only(path: Path, **cells: object) -> LoraRow:
+def only(path: Path, **cells: object) -> PostedRow:
     (row,) = read_file(written(path / "rows.csv", A10 | cells))[1]
     return row
 
@@ -96,13 +96,14 @@ def test_requests_have_the_rows_lengths_and_are_spread_evenly_over_its_adapters(
 def test_a_pairs_ratio_is_to_the_run_with_the_fewest_adapters(tmp_path):
     one, eight = A10 | {"adapters": 1}, A10 | {"adapters": 8, "m_out_tps": 80.0}
     columns, rows = read_file(written(tmp_path / "r.csv", one, eight, one | {"m_out_tps": 60.0}, A10 | {"pair": ""}))
-    comparison = serving_lora.compare(columns, rows)
-    found = list(serving_lora.ratios(rows, comparison.predictions))
+    comparison = posted.compare(columns, rows, posted.ADAPTERS_GROUPED_BY)
+    found = list(posted.ratios(rows, comparison.predictions))
     ((row, figure, measured, predicted),) = found
     assert (row.adapters, figure, measured) == (8, "out_tps", 1.0)
     rates = [one.figures["out_tps"] for one in comparison.predictions]
     assert predicted == pytest.approx(rates[1] / rates[0])
-    assert comparison.errors["vllm-0.30", "A10", "ratio", "out_tps"].median == pytest.approx((predicted - 1) * 100)
+    (group,) = (group for group in comparison.groups if group.key.get("kind") == "ratio")
+    assert (group.figure, group.errors.median) == ("out_tps", pytest.approx((predicted - 1) * 100))
 
 
 def test_a_figure_is_drawn_and_what_cannot_be_simulated_is_counted(tmp_path):
@@ -120,7 +121,7 @@ def test_a_figure_is_drawn_and_what_cannot_be_simulated_is_counted(tmp_path):
         ({"sets": "worker.gpu=H100"}, "sets is 'worker.gpu=H100'; it must be settings such as"),
         ({"sets": "{1: 2}"}, "sets is '{1: 2}'; it must be settings such as"),
         ({"sets": "{" * 500}, "it must be settings such as"),
-        ({"in_dist": "zipf"}, "in_dist is 'zipf'; it must be fixed or uniform or sharegpt_in"),
+        ({"in_dist": "zipf"}, "in_dist is 'zipf'; it must be fixed or uniform or sharegpt_in or sharegpt_out or trace"),
         ({"n": 0}, "n is '0'"),
         ({"in_dist": "uniform"}, "in_max is ''; lengths that are uniform up to it have a mean of at most that"),
         ({"in_dist": "uniform", "in_max": 96, "out_max": 15}, "out_max is '15'"),
@@ -140,6 +141,6 @@ def test_only_percentiles_that_exist_are_measured(tmp_path):
 
 
 def test_a_missing_column_is_named(tmp_path):
-    path = written(tmp_path / "r.csv", A10, columns=[name for name in COLUMNS if name != "rank"])
-    with pytest.raises(FormatError, match="no column rank; validate lora reads runs as docs"):
+    path = written(tmp_path / "r.csv", A10, columns=[name for name in COLUMNS if name != "engine"])
+    with pytest.raises(FormatError, match="no column engine; posted runs are read as docs"):
         read_file(path)
