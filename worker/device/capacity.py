@@ -18,8 +18,11 @@ which place, and is not computed.
     background    TTFT + m l, beside others m ceil(l / TPOT) TPOT
     blocking      TTFT + l (1 - (1 - m) exp(-k a m))        TPOT + l (1 - exp(-k a m))
 
+A front end of s servers adds its work w on a request to TTFT, and takes no more than s / w requests per second: where
+b / E2E would be more, TTFT grows until it is not.
+
 The limit of a point is the largest share of a stream's life: arithmetic, memory traffic (weights, KV cache), all-reduce
-over GPUs, adapters, or fixed costs (kernels' constants, the CPU); and KV space if no further stream fits.
+over GPUs, adapters, fixed costs (kernels' constants, the CPU) or the front end; and KV space if no further stream fits.
 """
 
 from collections import Counter
@@ -40,9 +43,10 @@ from lorrery.worker.device.steptime import StepTimeModel
 
 KV_SPACE = "KV space"
 _ADAPTERS = "adapters"
-PARTS = ("compute", "memory bandwidth", "all-reduce", _ADAPTERS, "fixed costs", "whole step")
+FRONT_END = "front end"
+PARTS = ("compute", "memory bandwidth", "all-reduce", _ADAPTERS, "fixed costs", "whole step", FRONT_END)
 """Parts of a step's time; a model without parts has the last one only."""
-_OF_ADAPTERS = np.array([float(part == _ADAPTERS) for part in PARTS])
+_OF_ADAPTERS, _OF_FRONT_END = (np.array([float(part == one) for part in PARTS]) for one in (_ADAPTERS, FRONT_END))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +224,11 @@ class Capacity:
         self._loop = ClosedLoop(self._step, turns, workload.prompt_tokens, workload.output_tokens)
 
     @property
+    def front_end_requests(self) -> float:
+        """The most requests per second that the front end takes; infinite without one."""
+        return self.deployment.front_end.requests_per_second(self.workload.prompt_tokens)
+
+    @property
     def grounds(self) -> list[Ground]:
         """Basis of its figures."""
         return grounds(self.deployment, self.step_time.name, getattr(self.step_time, "account", ""))
@@ -249,6 +258,7 @@ class Capacity:
         others = found.decoding / gaps * (concurrency - 1) / concurrency
         to_first, per_token = self._loads.waits(float(found.tpot.sum()), others)
         first, further = found.ttft + to_first * _OF_ADAPTERS, found.tpot + per_token * _OF_ADAPTERS
+        first = first + self._front_end(concurrency, float((first + gaps * further).sum())) * _OF_FRONT_END
         life = first + gaps * further
         ttft, tpot, e2e = float(first.sum()), float(further.sum()), float(life.sum())
         shares = {part: float(share) for part, share in zip(PARTS, life / e2e, strict=True) if share > 0}
@@ -267,6 +277,15 @@ class Capacity:
             limit=KV_SPACE if full else max(shares, key=lambda part: shares[part]),
             shares=shares,
         )
+
+    def _front_end(self, streams: int, rest: float) -> float:
+        """Return the seconds that a request of each of `streams` streams spends in the front end, beside `rest`.
+
+        Alone its own work; where all of them come faster than the servers work, as long as makes the rate theirs.
+        """
+        cost = self.deployment.front_end
+        work = cost.work_ps(self.workload.prompt_tokens) / PS_PER_SECOND
+        return max(work, streams * work / cost.servers - rest)
 
     def most_streams(self, ttft: float | None = None, tpot: float | None = None, most: int | None = None) -> int:
         """Return the largest concurrency that keeps a service level; 0 if not even one stream does.
@@ -323,6 +342,7 @@ class Capacity:
             cost.lora,
             cost.kernel + cost.host,
             cost.whole,
+            0,
         )
         return np.array(picoseconds, np.float64) / PS_PER_SECOND
 

@@ -124,10 +124,10 @@ class FrontEndCost(NamedTuple):
         """Return the work of one request."""
         return self.request_ps + self.token_ps * prompt_tokens
 
-    def requests_per_second_ps(self, prompt_tokens: float) -> float:
-        """Return how many requests the servers take in a picosecond, at most; infinite without work."""
-        work_ps = self.request_ps + self.token_ps * prompt_tokens
-        return self.servers / work_ps if work_ps else float("inf")
+    def requests_per_second(self, prompt_tokens: int) -> float:
+        """Return how many requests the servers take per second, at most; infinite without work."""
+        work_ps = self.work_ps(prompt_tokens)
+        return self.servers * 1000 * _PS_PER_MS / work_ps if work_ps else float("inf")
 
 
 NO_FRONT_END = FrontEndCost()

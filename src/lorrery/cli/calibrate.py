@@ -15,15 +15,19 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from lorrery.cli.calibrate_kernels import calibrate_kernels, doubt, to_toml
+from lorrery.cli.calibrate_kernels import calibrate_kernels, doubt
+from lorrery.cli.calibrate_runs import calibrate_runs
 from lorrery.cli.flags import VersionOption
 from lorrery.service.commands import Command, command_app
 from lorrery.service.errors import FormatError, SettingsError
 from lorrery.service.files.writing import check_writable, write_output
 from lorrery.validation import kernels
+from lorrery.validation.benchmark_output import Asked, holds_benchmarks
+from lorrery.validation.serving_run import Options
 from lorrery.validation.steptime import UNTIMED, measured_deployment, modelled, read_file
 from lorrery.view.terminal import FigureTable
 from lorrery.worker.build import read_catalogue
+from lorrery.worker.device.calibration.catalogue_file import to_toml
 from lorrery.worker.device.calibration.steps import Calibration, Measured, calibrate
 from lorrery.worker.device.catalogue.hardware import CatalogueError, Gpu, KernelFit
 from lorrery.worker.device.catalogue.tables import DEFAULT_FIT, DEFAULT_MODERN_FIT, Catalogue
@@ -40,10 +44,16 @@ app = command_app()
 @app.command("calibrate", cls=Command)
 def command(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of measured kernels or steps.")
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="CSV of measured kernels or steps; or results of a benchmark: pasted text, or JSON.",
+        ),
     ],
     gpu: Annotated[str | None, typer.Option(help="GPU; default: the one named in FILE.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model for rows that name none.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model for rows or runs that name none.")] = None,
     version: VersionOption = False,
     tflops: Annotated[float | None, typer.Option(help="For a GPU not in the catalogue: dense 16-bit TFLOPS.")] = None,
     memory_gb: Annotated[float | None, typer.Option(help="For such a GPU: memory size.")] = None,
@@ -53,7 +63,17 @@ def command(
         float | None, typer.Option(help="For such a GPU, if it has 8-bit arithmetic: dense TFLOPS.")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="What the times include; default: from the rows' source, else kernels alone.")
+        str | None,
+        typer.Option(
+            help="What the times include; default: from the rows' source, else kernels alone. Of a benchmark: the"
+            " preset, such as vllm-0.24; default: as its results say, in the newest version."
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Of a benchmark: a setting of the server, which its results do not say."
+        ),
     ] = None,
     host: Annotated[bool, typer.Option("--host", help="The times include the CPU's share: fit that too.")] = False,
     out: Annotated[
@@ -63,16 +83,21 @@ def command(
         list[Path] | None, typer.Option(help="TOML file with additional GPUs, models; repeatable.")
     ] = None,
 ) -> None:
-    """Fit a GPU's kernel constants to your own profile of it.
+    """Fit a GPU's constants to your own measurements of it.
 
     FILE holds timings of single kernels (docs/validation.md) or of whole steps (docs/step-time.md); its header tells
-    which. Prints the constants and their remaining error, next to the error of the previous constants and on rows held
-    out from the fit, and which constants the rows do not determine. List the file written with --out under `catalogue`
-    in the settings.
+    which. Or it holds results of a benchmark (docs/step-time.md): blocks that vLLM's or SGLang's printed, with the
+    commands if you like, or the JSON of these, aiperf or guidellm; five runs with different loads tell the GPU's
+    arithmetic and bandwidth, and the host's time of a step.
+
+    Prints the constants and their remaining error, next to the error of the previous constants and on rows held out
+    from the fit, and which constants the rows do not determine. List the file written with --out under `catalogue` in
+    the settings.
 
     Examples:
       lorrery calibrate kernels.csv --gpu H100-SXM --out my-gpu.toml
       lorrery calibrate profile.csv --gpu A10G --out my-gpu.toml
+      lorrery calibrate pasted.txt --gpu A10G --model Llama-3.1-8B --engine vllm-0.24 --out my-gpu.toml
       lorrery calibrate profile.csv --gpu MyGPU --tflops 200 --memory-gb 48 --gb-per-second 900 --num-sms 80
       lorrery simulate --set 'catalogue=["my-gpu.toml"]' --set worker.gpu=A10G
     """
@@ -80,6 +105,15 @@ def command(
         check_writable("--out", out)
     known = read_catalogue(catalogue or ())
     sheet = _Sheet(tflops, memory_gb, gb_per_second, num_sms, fp8_tflops)
+    if holds_benchmarks(file):
+        if gpu is None or host:
+            raise SettingsError(f"{file} holds benchmark results: say on which GPU with --gpu; --host is for steps")
+        flags = {} if model is None else {"model": model}
+        options = Options(tuple(path.absolute() for path in catalogue or ()), overrides=tuple(overrides or ()))
+        calibrate_runs(file, Asked(engine or "", flags), known, _target(known, gpu, sheet), options, out)
+        return
+    if overrides:
+        raise SettingsError(f"{file} holds no benchmark results, for whose server --set is")
     if kernels.holds_kernels(file):
         if model is not None or engine is not None or host:
             raise SettingsError(f"{file} holds single kernels: --model, --engine and --host are for steps")

@@ -3,8 +3,7 @@
 The constants are fitted on two shapes of three; the error on the other shapes is that of the constants as written.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +12,16 @@ import typer
 from lorrery.service.errors import FormatError
 from lorrery.service.files.writing import write_output
 from lorrery.view.terminal import FigureTable, table_console
+from lorrery.worker.device.calibration.catalogue_file import to_toml
 from lorrery.worker.device.calibration.kernel_rows import KernelRow
 from lorrery.worker.device.calibration.kernels import PartFit, calibrated, fit, parts_of, percent_errors
 from lorrery.worker.device.catalogue.hardware import (
     KV_TYPES,
     WEIGHT_TYPES,
-    AllReduce,
-    AttentionFit,
     CatalogueError,
-    GemmFit,
     Gpu,
-    KernelFit,
-    LoraFit,
-    MoeFit,
-    SegmentedLoraFit,
 )
-from lorrery.worker.device.catalogue.tables import FORMAT, Catalogue
+from lorrery.worker.device.catalogue.tables import Catalogue
 from lorrery.worker.device.kernels import compute_type
 
 WHAT_TELLS = {
@@ -179,44 +172,6 @@ def _doubts(fits: Sequence[PartFit]) -> list[str]:
     ]
 
 
-_SHEET = (
-    "tflops", "memory_gb", "usable_memory_gb", "gb_per_second", "num_sms", "pcie_gb_per_second", "fp8_tflops",
-    "fp4_tflops",
-)  # fmt: skip
-_LINKS = ("all_reduce", "pair_all_reduce", "modern_all_reduce")
-
-
-def to_toml(gpu: Gpu, source: str, *, modern: bool, host: Mapping[str, float] | None = None) -> str:
-    """Return a GPU, its kernels and its links as a user's catalogue in TOML.
-
-    The names are the GPU's with `-own`, so that no other GPU's kernels change.
-
-    Args:
-        gpu: with the fitted constants.
-        source: the constants' source.
-        modern: whether the constants apply to present-day engines only; otherwise to every engine.
-        host: constants of an engine, by name.
-    """
-    plain = "".join(letter if letter.isalnum() else "-" for letter in gpu.name.lower())
-    own = f"{plain}-own"
-    lines = [f"format = {FORMAT}", *_fit(own, gpu.modern_fit, gpu, source)]
-    if host:
-        lines += ["", f"[engines.{plain}-engine]", f"source = {_text(source)}"]
-        lines += [f"{key} = {figure(value)}" for key, value in host.items()]
-    lines += ["", "[[gpu]]", f"name = {_text(gpu.name)}", f"source = {_text(source)}"]
-    lines += [f'fit = "{gpu.fit_name}"', f'modern_fit = "{own}"'] if modern else [f'fit = "{own}"']
-    for key in _SHEET:
-        if (value := getattr(gpu, key)) is not None:
-            lines.append(f"{key} = {figure(value)}")
-    tables: list[str] = []
-    for key in _LINKS:
-        link: AllReduce | None = getattr(gpu, key)
-        if link is not None:
-            lines.append(f'{key} = "{own}-{key}"')
-            tables += ["", f"[links.{own}-{key}]", f"source = {_text(link.source or source)}", *_link(link)]
-    return "\n".join(lines + tables) + "\n"
-
-
 def doubt(name: str, value: float, what: str, unit: str) -> str:
     """Return a warning that a constant exceeds the data sheet.
 
@@ -230,48 +185,3 @@ def doubt(name: str, value: float, what: str, unit: str) -> str:
         f"{name} is {value:.2f}: faster than the data sheet's {what}; look whether the GPU's figures are those of the"
         f" measured one, whether {unit}, and whether the chip boosts"
     )
-
-
-def figure(value: float) -> str:
-    """Format a constant with four digits."""
-    return f"{value:.4g}" if isinstance(value, float) and value < 1000 else f"{value:g}"
-
-
-def _fit(name: str, fit: KernelFit, gpu: Gpu, source: str) -> list[str]:
-    lines = ["", f"[fits.{name}]", f"source = {_text(source)}", f"gpus = [{_text(gpu.name)}]"]
-    if fit.assumed:
-        lines.append(f"assumed = [{', '.join(map(_text, fit.assumed))}]")
-    lines += [f"elementwise_bandwidth = {figure(fit.elementwise_bandwidth)}"]
-    lines += [f"elementwise_us = {figure(fit.elementwise_us)}"]
-    for part, types in (("gemm", fit.gemm), ("attention", fit.attention), ("moe", fit.moe)):
-        lines += [f"{part}.{type_name} = {_inline(constants)}" for type_name, constants in types.items()]
-    for part, kernels in (("lora", fit.lora), ("lora_segmented", fit.lora_segmented)):
-        if kernels is not None:
-            lines.append(f"{part} = {_inline(kernels)}")
-    return lines
-
-
-def _inline(constants: GemmFit | AttentionFit | MoeFit | LoraFit | SegmentedLoraFit) -> str:
-    inner = ", ".join(f"{key} = {figure(value)}" for key, value in asdict(constants).items())
-    return f"{{ {inner} }}"
-
-
-def _link(link: AllReduce) -> list[str]:
-    lines = [f"basis = {_text(link.basis)}"]
-    for field in fields(link):
-        value = getattr(link, field.name)
-        if field.name == "by_degree" and value:
-            inner = ", ".join(f"{degree} = {figure(bandwidth)}" for degree, bandwidth in value)
-            lines.append(f"gb_per_second = {{ {inner} }}")
-        elif field.name == "gpus" and value:
-            lines.append(f"gpus = [{', '.join(map(_text, value))}]")
-        elif field.name == "degrees" and value:
-            lines.append(f"degrees = [{', '.join(map(str, value))}]")
-        elif isinstance(value, float | int) and not (field.name == "gb_per_second" and link.by_degree):
-            lines.append(f"{field.name} = {figure(value)}")
-    return lines
-
-
-def _text(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

@@ -127,7 +127,9 @@ APART = 1e-4
 """Step of an unknown for a slope."""
 
 
-def least_squares(errors: Callable[[Floats], Floats], start: Floats, *, apart: float = APART) -> tuple[Floats, float]:
+def least_squares(
+    errors: Callable[[Floats], Floats], start: Floats, *, apart: float = APART, most: int = _MOST_ITERATIONS
+) -> tuple[Floats, float]:
     """Return where the sum of squares is least, and that sum, by Levenberg and Marquardt's method.
 
     Slopes are finite differences. For a handful of unknowns, as in a fit of constants. (numpy has linear least squares
@@ -137,10 +139,11 @@ def least_squares(errors: Callable[[Floats], Floats], start: Floats, *, apart: f
         errors: maps unknowns to errors, always the same number of them.
         start: where to begin; no step moves an unknown by more than 1.
         apart: step of an unknown for a slope: larger than what rounding hides.
+        most: iterations.
     """
     at, now = start, errors(start)
     damping = 1e-2
-    for _ in range(_MOST_ITERATIONS):
+    for _ in range(most):
         change = slopes(errors, at, now, apart)
         square, down = change.T @ change, change.T @ now
         while damping < 1e6:

@@ -62,6 +62,9 @@ def only_kind(settings: Settings) -> Settings:
     return next(iter(kinds.values()))
 
 
+_NEARLY = 0.9
+"""Share of the front end's requests from which a plan says so."""
+
 __all__ = ["bound_of", "notes_on", "why_too_long"]
 
 
@@ -120,6 +123,13 @@ def notes_on(capacity: Capacity, left_out: Sequence[int], *, own_limit: bool) ->
         notes.append(
             f"the host times of {engine.name} were found with up to {engine.most_sequences} sequences in a step; with"
             " more they are extrapolated, and throughput may come out too low (docs/validation.md, at full load)"
+        )
+    front_end = capacity.front_end_requests
+    if capacity.point(most).requests > _NEARLY * front_end:
+        servers = capacity.deployment.front_end.servers
+        notes.append(
+            f"the engine's front end takes at most {front_end:,.0f} requests/s of {capacity.workload.prompt_tokens}"
+            f" prompt tokens, whatever the GPU does: more come with worker.api_server_count, now {servers}, or replicas"
         )
     if left_out:
         bound = bound_of(capacity, most, own_limit=own_limit)
