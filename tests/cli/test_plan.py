@@ -397,7 +397,7 @@ def test_the_limits_of_the_cluster_file_bound_the_streams(tmp_path):
 def test_the_line_of_memory_speaks_of_blocks_and_of_the_limit_on_sequences():
     short = ["--model", "Llama-3-8B", "--gpu", "H100-SXM", "--engine", "vllm", "--prompt", "20", "--output", "4"]
     blocks = plan(*short, "--set", "scheduler.block_size=128")
-    assert "in blocks of 128: 3483 streams at once; scheduler.max_num_seqs lets 1024 run" in blocks
+    assert "in blocks of 128: 3480 streams at once; scheduler.max_num_seqs lets 1024 run" in blocks
     own = plan(*LLAMA_8B, "--set", "scheduler.running_max_req_size=3")
     assert "182 streams at once; scheduler.running_max_req_size lets 3 run" in own
 

@@ -122,7 +122,7 @@ def notes_on(capacity: Capacity, left_out: Sequence[int], *, own_limit: bool) ->
     if capacity.of_kernels and engine.most_sequences is not None and most > engine.most_sequences:
         notes.append(
             f"the host times of {engine.name} were found with up to {engine.most_sequences} sequences in a step; with"
-            " more they are extrapolated, and throughput may come out too low (docs/validation.md, at full load)"
+            " more they are extrapolated (docs/validation.md)"
         )
     front_end = capacity.front_end_requests
     if capacity.point(most).requests > _NEARLY * front_end:
