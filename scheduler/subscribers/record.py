@@ -24,13 +24,13 @@ from lorrery.scheduler.core.facts import (
 )
 from lorrery.scheduler.core.plan import Idle, Plan
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 """Of the journal. Since 2 a `placed` line has what the placement read; since 3 adapters have versions, their loads
 overlap as the settings say, and waiting requests may be recalled for another worker; since 4 an operator may set
 faults, since 5 add to them; since 6 finishes have their phases; since 7 a hello has the settings of its worker's
 device; since 8 workers retire adapters that are out of use; since 9 they load adapters on request; since 10 cancels
 have their causes, some of which finish a request, and requests may skip the prefix cache or
-have a salt."""
+have a salt; since 11 a hello has the worker's front end."""
 
 Record = dict[str, Any]
 """Names and values as JSON has them; empty ones are left out."""

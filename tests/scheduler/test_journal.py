@@ -65,7 +65,7 @@ def test_the_header_is_there_at_once_and_says_what_a_replay_needs(path: Path) ->
     journal = Journal(path, settings_with(path, "scheduler.policy='fcfs'", "model='Llama-3-8B'"), {})
     (header,) = lines_of(path)
     journal.close()
-    assert (header["format_version"], header["kind"]) == (10, "journal")
+    assert (header["format_version"], header["kind"]) == (11, "journal")
     assert header["settings"]["model"] == "Llama-3-8B"
     assert header["settings"]["scheduler"]["policy"] == "fcfs"
     assert "journal" not in header["settings"]["scheduler"]

@@ -95,7 +95,7 @@ def test_a_stop_knows_how_much_came_before_it(path: Path) -> None:
         (("no journal\n",), "is not a journal"),
         (("[1]\n",), "is not a journal"),
         (({**HEADER, "kind": "static_trie"},), "holds 'static_trie', not a journal"),
-        (({**HEADER, "format_version": 11},), "format_version 11 is not known; this version reads 1, 2, 3, 4, 5,"),
+        (({**HEADER, "format_version": 12},), "format_version 12 is not known; this version reads 1, 2, 3, 4, 5,"),
         ((HEADER, "{}\n"), ":2: is not a line of a journal: KeyError: 'type'"),
         ((HEADER, "{\n", {"type": "end"}), ":2: is not a line of a journal: JSONDecodeError"),
         ((HEADER, {"type": "who"}), ":2: is not a line of a journal: ValueError: no line is a 'who'"),
