@@ -11,14 +11,14 @@ import numpy as np
 from lorrery.service.errors import SettingsError
 from lorrery.service.faults.kinds import FREEZE_WORKER, SLOW_WORKER
 from lorrery.service.faults.rules import RuleSet
-from lorrery.service.files.reading import open_csv, read_tables
+from lorrery.service.files.reading import open_csv
 from lorrery.service.settings.cluster import Settings
-from lorrery.service.settings.presets import shipped_catalogue
+from lorrery.service.settings.presets import catalogue_with
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.answers import Answers, Words
 from lorrery.worker.device.catalogue.architecture import Model, precision
 from lorrery.worker.device.catalogue.hardware import CatalogueError, Gpu
-from lorrery.worker.device.catalogue.tables import PACKAGE, Catalogue
+from lorrery.worker.device.catalogue.tables import Catalogue
 from lorrery.worker.device.constant import StepConstants
 from lorrery.worker.device.deployment import Deployment, Engine, MemoryUse, MoeBackend, profiled_gb
 from lorrery.worker.device.fitted import Fitted
@@ -40,11 +40,8 @@ def read_catalogue(extra: Iterable[Path] = ()) -> Catalogue:
     Raises:
         SettingsError: a file cannot be read or has the wrong form.
     """
-    extra = tuple(extra)
-    if not extra:
-        return shipped_catalogue()
     try:
-        return Catalogue(read_tables(PACKAGE, extra))
+        return catalogue_with(tuple(extra))
     except CatalogueError as error:
         raise SettingsError(str(error)) from None
 

@@ -49,6 +49,7 @@ class VllmRecord(LiveRecord):
             "engine='vllm-0.32'",
             f"model='{MODEL}'",
             "worker.step_time='constant'",
+            "worker.api_server_count=0",  # the record is the scheduler's own, without a front end
             *(["scheduler.policy='priority'"] if config["policy"] == "priority" else []),
             f"scheduler.max_num_seqs={config['max_num_seqs']}",
             f"scheduler.max_num_batched_tokens={config['max_num_batched_tokens']}",

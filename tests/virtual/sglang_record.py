@@ -57,6 +57,7 @@ class SglangRecord(LiveRecord):
             "engine='sglang-0.5.23'",
             f"model='{MODEL}'",
             "worker.step_time='constant'",
+            "worker.api_server_count=0",  # the record is the scheduler's own, without a front end
             f"scheduler.policy='{'lpm' if config['schedule_policy'] == 'lpm' else 'fcfs_tail'}'",
             f"scheduler.max_num_seqs={config['max_running_requests']}",
             f"scheduler.block_size={config['page_size']}",

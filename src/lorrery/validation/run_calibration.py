@@ -26,7 +26,7 @@ from lorrery.validation.serving import in_processes
 from lorrery.validation.serving_run import Options
 from lorrery.worker.build import deployment_of
 from lorrery.worker.device.calibration.catalogue_file import engine_toml, to_toml
-from lorrery.worker.device.calibration.steps import Floats, least_squares, slopes
+from lorrery.worker.device.calibration.steps import Floats, least_squares, slopes, soften
 from lorrery.worker.device.catalogue.hardware import AllReduce, Basis, Gpu
 from lorrery.worker.device.catalogue.tables import Catalogue
 from lorrery.worker.device.deployment import Engine
@@ -192,7 +192,7 @@ class _Runs:
 
         def loss(logs: Floats) -> Floats:
             factors = dict(zip(free, np.exp(logs).tolist(), strict=True))
-            return np.append(_soften(self.errors(self.predicted(factors))), PULL * logs)
+            return np.append(soften(self.errors(self.predicted(factors)), _SOFT), PULL * logs)
 
         begin = np.log([start.get(name, 1.0) for name in free])
         logs, _ = least_squares(loss, begin, apart=_APART, most=_MOST_ITERATIONS)
@@ -216,11 +216,6 @@ class _Runs:
             names = [self._measured[place][1] for place in at]
             found.append({name: float(np.expm1(error)) for name, error in zip(names, alone, strict=True)})
         return found
-
-
-def _soften(errors: Floats) -> Floats:
-    softened: Floats = np.sign(errors) * _SOFT * np.sqrt(2 * (np.sqrt(1 + (errors / _SOFT) ** 2) - 1))
-    return softened
 
 
 def _tables(rows: Sequence[PostedRow], options: Options) -> set[str]:

@@ -1,7 +1,7 @@
 """Fits a GPU's constants to measured kernels, part by part: products and experts by type, attention by type, links.
 
 No kernel depends on the constants of two parts, so each part is fitted by itself: least squares on ln(modelled /
-measured), over the logarithms of the constants. Large errors count by their size rather than its square (`_soften`), as
+measured), over the logarithms of the constants. Large errors count by their size rather than its square (`soften`), as
 in the mean absolute error, since a few shapes for which a library picks a bad kernel are two times off. A weak pull
 towards the starting values (`PULL` for a factor of e) keeps the solution in place. Constants that the rows do not
 determine are found by their standard error and reset: a profile of small products alone says nothing about `flops`.
@@ -26,7 +26,7 @@ from lorrery.worker.device.calibration.kernel_rows import (
     MoeShape,
     SegmentedLoraShape,
 )
-from lorrery.worker.device.calibration.steps import Floats, least_squares, slopes
+from lorrery.worker.device.calibration.steps import Floats, least_squares, slopes, soften
 from lorrery.worker.device.catalogue.hardware import (
     AttentionFit,
     CatalogueError,
@@ -186,7 +186,7 @@ def _fit(part: Part, rows: Sequence[KernelRow], start: Values, kept: Sequence[st
         return {**start, **{name: min(value, most.get(name, value)) for name, value in found.items()}}
 
     def errors(logs: Floats) -> Floats:
-        return np.append(_soften(_log_errors(part, rows, values(logs))), PULL * (logs - begin))
+        return np.append(soften(_log_errors(part, rows, values(logs)), SOFT), PULL * (logs - begin))
 
     if not names:
         left = errors(begin)
@@ -209,7 +209,7 @@ def _standard_errors(
     now = errors(logs)
     change = slopes(errors, logs, now, _APART)
     free = max(len(now) - len(logs), 1)
-    scatter = max(float(np.sum(_soften(now) ** 2)) / free, 0.02**2)
+    scatter = max(float(np.sum(soften(now, SOFT) ** 2)) / free, 0.02**2)
     weak = np.full(len(logs), 1e-6)  # without any row: an error in the hundreds, and no division by zero
     covariance = np.linalg.inv(change.T @ change + np.diag(weak)) * scatter
     return [float(error) for error in np.sqrt(np.diag(covariance))]
@@ -220,12 +220,6 @@ def _log_errors(part: Part, rows: Sequence[KernelRow], values: Values) -> Floats
     modelled = [model.seconds(row) for row in rows]
     errors: Floats = np.log(np.array(modelled) * 1e6 / np.array([row.latency_us for row in rows]))
     return errors
-
-
-def _soften(errors: Floats) -> Floats:
-    """Return numbers whose squares grow as those of errors up to `SOFT`, and as their sizes beyond."""
-    softened: Floats = np.sign(errors) * SOFT * np.sqrt(2 * (np.sqrt(1 + (errors / SOFT) ** 2) - 1))
-    return softened
 
 
 def _part_name(row: KernelRow) -> str:

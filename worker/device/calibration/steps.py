@@ -161,6 +161,12 @@ def least_squares(
     return at, float(now @ now)
 
 
+def soften(errors: Floats, soft: float) -> Floats:
+    """Return numbers whose squares grow as those of errors up to `soft`, and as their sizes beyond."""
+    softened: Floats = np.sign(errors) * soft * np.sqrt(2 * (np.sqrt(1 + (errors / soft) ** 2) - 1))
+    return softened
+
+
 def slopes(errors: Callable[[Floats], Floats], at: Floats, now: Floats, apart: float = APART) -> Floats:
     """Return the derivative of each error (row) by each unknown (column); `now` is `errors(at)`."""
     found = np.empty((len(now), len(at)))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def preset_tables(name: str, served: Served, later: Mapping[str, Any]) -> dict[s
         scheduler = {}
     model = None
     try:
-        catalogue = Catalogue(read_tables(PACKAGE, served.catalogue)) if served.catalogue else shipped_catalogue()
+        catalogue = catalogue_with(served.catalogue)
         found = chosen.tables(catalogue.gpu(served.gpu))
         if any(key not in scheduler for key in _LENGTHS) or "vocab_size" not in later.get("router", {}):
             model = catalogue.model(served.model)
@@ -195,10 +195,23 @@ def preset_tables(name: str, served: Served, later: Mapping[str, Any]) -> dict[s
     return found
 
 
-@cache
-def shipped_catalogue() -> Catalogue:
-    """Return the shipped catalogue, read once."""
-    return Catalogue(read_tables(PACKAGE))
+def catalogue_with(files: tuple[Path, ...] = ()) -> Catalogue:
+    """Return the shipped catalogue with further files, made anew only if one of them has changed.
+
+    Raises:
+        CatalogueError: a file has the wrong form.
+        SettingsError: a file cannot be read.
+    """
+    try:
+        return _catalogue(files, tuple(path.read_bytes() for path in files))
+    except OSError:
+        return Catalogue(read_tables(PACKAGE, files))  # which says why
+
+
+@lru_cache(maxsize=4)
+def _catalogue(files: tuple[Path, ...], contents: tuple[bytes, ...]) -> Catalogue:
+    del contents  # part of the key
+    return Catalogue(read_tables(PACKAGE, files))
 
 
 def _fits(row: Mapping[str, Any], gpu: Gpu) -> bool:
