@@ -277,6 +277,10 @@ class SglangSettings(Section):
     clip_max_new_tokens: Count = Field(
         default=RULES.clip_max_new_tokens, description="maximum tokens that one request counts as needing"
     )
+    reserve_ignored_eos: bool = Field(
+        default=RULES.reserve_ignored_eos,
+        description="whether running requests that ignore EOS count with all they may produce, as since 0.5.22",
+    )
     in_batch_check_threshold: CountOrZero = Field(
         default=RULES.in_batch_check_threshold,
         description="lpm: maximum cached tokens of a request that may be put behind others",

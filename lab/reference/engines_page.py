@@ -50,7 +50,7 @@ lorrery plan --engine trtllm --model Llama-3.1-70B --gpu H200-SXM --tp 2 --weigh
   `max_lora_rank` to the next value that vLLM has. Without adapters in the registry nothing is set aside, unless
   `adapters.enable_lora` (`--enable-lora`) says that some will be loaded.
 * **Who may overtake.** A request whose adapter finds no place is passed over in vLLM, SGLang 0.5.7 and newer, without a
-  bound: it may starve. Up to SGLang 0.5.6 it stopped all behind it: `--set adapters.max_overtakes=0`.
+  bound: it may starve. Up to SGLang 0.5.6 it stopped all behind it, which no preset does.
 
 ### What each sets
 
@@ -101,12 +101,13 @@ SGLANG_RULES = """
 ## SGLang's rules
 
 `sglang-0.5.23` decides as that version's own scheduler does in 150 recorded runs (`lorrery validate golden
-tests/golden/sglang_scheduler.jsonl`); `sglang-0.5` is a loop with limits on sequences and tokens alone.
+tests/golden/sglang_scheduler.jsonl`); `sglang-0.5` differs in `reserve_ignored_eos` alone.
 
 * **Prefill before decode**, within `max_prefill_tokens` and chunks of `max_num_batched_tokens`. A request enters if its
   prompt and what it may still produce (at most `clip_max_new_tokens`) are less than what is free, minus what running
   requests are thought to need: their remaining tokens times a ratio, which falls from 0.7 with each decode step, rises
-  with each retraction, and is 1 where EOS is ignored. After a refusal no prompt is computed until a request leaves.
+  with each retraction, and is 1 where EOS is ignored (since 0.5.22). After a refusal no prompt is
+  computed until a request leaves.
 * **Retraction** when a decode step does not fit: fewest output tokens first, then the longest prompt. The victim joins
   the end of the queue; its KV is not kept.
 * **Radix cache** with nodes as the original splits them: leaves are evicted whole, least recently used first.

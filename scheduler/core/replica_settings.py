@@ -25,6 +25,7 @@ class SglangRules:
         new_token_ratio_decay_steps: decode steps in which the ratio falls from first to least.
         retract_decode_steps: decode steps that a retraction makes room for.
         clip_max_new_tokens: most new tokens that count as needed by one sequence.
+        reserve_ignored_eos: whether sequences that ignore the end-of-sequence token count with a ratio of 1.
         in_batch_check_threshold: most cached tokens of a waiting sequence that may be put behind others.
         in_batch_deprioritize_threshold: leading tokens that it then shares with one before it in the queue.
         prefill_max_requests: sequences in one prefill; None: no limit.
@@ -43,6 +44,7 @@ class SglangRules:
     new_token_ratio_decay_steps: int = 600
     retract_decode_steps: int = 20
     clip_max_new_tokens: int = 4096
+    reserve_ignored_eos: bool = True
     in_batch_check_threshold: int = 32
     in_batch_deprioritize_threshold: int = 32
     prefill_max_requests: int | None = None

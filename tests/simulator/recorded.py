@@ -60,6 +60,10 @@ WAYS = {
     "sglang": ("engine='sglang'", "scheduler.max_num_batched_tokens=64", "scheduler.max_total_token_num=900"),
     "prefill_first": (
         "engine='sglang-0.5'",
+        "scheduler.policy='fcfs'",
+        "scheduler.batching='prefill_first'",
+        "scheduler.memory='paged'",
+        "scheduler.prefix_cache.kind='blocks'",
         "scheduler.max_num_batched_tokens=64",
         "scheduler.max_total_token_num=900",
     ),

@@ -21,26 +21,13 @@ PASSED_OVER = {  # the base model takes a place too
     2: [[0, 1, 2, 4, 5, 8, 9], [3, 6, 7, 11], [10]],
     3: [[0, 1, 2, 3, 4, 5, 6, 8, 9], [7, 10, 11]],
 }
-STOPPED = {  # up to 0.5.6 the first that finds no place stops all behind it; here the base model takes none
-    1: [[0], [1], [2], [3], [4], [5], [6], [7], [8], [9, 10], [11]],
-    2: [[0, 1, 2], [3, 4], [5, 6], [7, 8], [9, 10, 11]],
-    3: [[0, 1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11]],
-}
 
 
 @pytest.mark.parametrize("places", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("engine", "more", "expected"),
-    [
-        ("vllm-0.12", {}, VLLM),
-        ("vllm-0.32", {}, VLLM),
-        ("sglang-0.5.23", {}, PASSED_OVER),
-        ("sglang-0.5", {"adapters.max_overtakes": 0}, STOPPED),
-    ],
+    ("engine", "expected"), [("vllm-0.12", VLLM), ("vllm-0.32", VLLM), ("sglang-0.5.23", PASSED_OVER)]
 )
-def test_requests_begin_in_the_turns_of_their_engine(
-    engine: str, more: dict[str, object], expected: dict[int, list[list[int]]], places: int
-):
+def test_requests_begin_in_the_turns_of_their_engine(engine: str, expected: dict[int, list[list[int]]], places: int):
     adapters = [None if name == "-" else name for name in ADAPTERS]
     result = lorrery.simulate(
         None,
@@ -54,7 +41,6 @@ def test_requests_begin_in_the_turns_of_their_engine(
             "adapters.registry": [{"id": name, "rank": 8} for name in "abcd"],
             "adapters.host_gb_per_second": 1e6,  # loads take next to no time
             "adapters.disk_gb_per_second": 1e6,
-            **more,
         },
     )
     first = [round(float(seconds), 3) for seconds in result.columns.arrival_seconds + result.columns.ttft_seconds]

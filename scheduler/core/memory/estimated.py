@@ -149,13 +149,14 @@ class EstimatedMemory(PagedMemory):
     def expected_tokens(self, running: Running, unseen: Unseen = NOTHING) -> float:
         """Return what decoding sequences are thought to take yet. A sum in their order, as in the original.
 
-        Sequences that ignore the end-of-sequence token are thought to take all that they may.
+        Sequences that ignore the end-of-sequence token are thought to take all that they may, as since 0.5.22.
         """
         ratio, most, step = self.ratio.current, self.rules.clip_max_new_tokens, running.decode_step
+        if_ignoring = 1.0 if self.rules.reserve_ignored_eos else ratio
         return sum(
             [
                 min(one.base_step + one.budget_tokens - step + unseen.of(one), most)
-                * (1.0 if one.ignore_eos else ratio)
+                * (if_ignoring if one.ignore_eos else ratio)
                 for one in running
             ],
             0.0,

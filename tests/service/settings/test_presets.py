@@ -67,8 +67,8 @@ def test_bare_name_is_the_newest_version_and_a_patch_its_release_line():
 
 
 def test_the_longest_release_line_that_fits_a_version_is_taken():
-    of = {version: changed({}, {"engine": f"sglang-{version}"}).scheduler.batching for version in ("0.5.9", "0.5.23")}
-    assert of == {"0.5.9": "prefill_first", "0.5.23": "sglang"}
+    of = {version: changed({}, {"engine": f"sglang-{version}"}).scheduler.sglang for version in ("0.5.9", "0.5.23")}
+    assert {version: rules.reserve_ignored_eos for version, rules in of.items()} == {"0.5.9": False, "0.5.23": True}
 
 
 def test_vllm_hides_the_hosts_time_from_0_15_on_and_computes_adapters_at_all_projections():
@@ -196,11 +196,10 @@ def test_model_that_does_not_say_needs_lengths(tmp_path: Path):
         (["engine=vllm", "worker.gpu=abacus"], "GPU 'abacus' is not known"),
         (["engine=vllm", "scheduler.strict=true"], "strict keeps.*engine = 'vllm' sets scheduler.policy = 'fcfs'"),
         (["engine=vllm", "scheduler.batching=static"], "engine = 'vllm' sets scheduler.memory = 'on_demand'"),
-        (["engine=sglang-0.5", "scheduler.policy=pets"], "'sglang-0.5' sets scheduler.batching = 'prefill_first'"),
-        (["engine=sglang", "scheduler.policy=fcfs"], "engine = 'sglang' sets scheduler.batching = 'sglang'"),
+        (["engine=sglang-0.5", "scheduler.policy=fcfs"], "'sglang-0.5' sets scheduler.batching = 'sglang'"),
         (
-            ["engine=sglang-0.5", "scheduler.batching=continuous"],
-            "'sglang-0.5' sets scheduler.max_num_batched_tokens = 8192; engine = 'sglang-0.5' sets scheduler.max_req_",
+            ["engine=trtllm-1.2", "scheduler.batching=continuous"],
+            "'trtllm-1.2' sets scheduler.max_num_batched_tokens = 8192; engine = 'trtllm-1.2' sets scheduler.max_req_",
         ),
     ],
 )
