@@ -289,7 +289,7 @@ def test_what_cannot_be_is_refused_with_a_cure(arguments: str, message: str):
 def test_a_model_may_take_more_than_its_own_tokens_if_the_environment_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
     assert printed("Llama-3-8B", "--max-model-len", "16K").scheduler.max_req_total_len == 16384
-    assert "the KV cache holds 445856 tokens" in refused("Llama-3-8B", "--max-model-len", "900k")
+    assert "the KV cache holds 445472 tokens" in refused("Llama-3-8B", "--max-model-len", "900k")
 
 
 @pytest.mark.parametrize(("model", "tokens"), [("Llama-3.1-8B", 131072), ("Llama-2-7B", 4096)])
