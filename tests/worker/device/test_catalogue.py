@@ -6,7 +6,7 @@ import pytest
 
 from lorrery.service.files.reading import read_tables
 from lorrery.worker.device.catalogue.architecture import precision
-from lorrery.worker.device.catalogue.hardware import CatalogueError
+from lorrery.worker.device.catalogue.hardware import CatalogueError, Price
 from lorrery.worker.device.catalogue.tables import FORMAT, PACKAGE, Catalogue
 from lorrery.worker.device.deployment import kv_bytes_per_token, kv_pool_tokens, weight_bytes
 from tests.worker.device.known import CATALOGUE
@@ -150,6 +150,18 @@ def test_an_own_fit_or_link_changes_the_shipped_gpus_that_name_it():
     assert [h100.link(8, modern=True).bandwidth(gpus) for gpus in (2, 4, 8)] == [100, 100, 400]
 
 
+def test_a_later_price_list_overrides_an_earlier_one_gpu_by_gpu():
+    ours = {"source": "our contract", "date": "2026-11-28", "usd_per_hour": {"h100": 1.5, "X1": 0.25}}
+    catalogue = Catalogue([*SHIPPED, ("own.toml", {"format": FORMAT, "gpu": [OWN_GPU], "prices": {"ours": ours}})])
+    assert catalogue.price("H100-SXM") == Price(1.5, "our contract", "2026-11-28")
+    assert catalogue.price("x1") == Price(0.25, "our contract", "2026-11-28")
+    shipped = CATALOGUE.price("L40S")
+    assert catalogue.price("L40S") == shipped
+    assert shipped is not None
+    assert CATALOGUE.price("GB300") is None
+    assert all(gpu.watts for gpu in CATALOGUE.gpus.values())
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -215,6 +227,15 @@ def test_an_own_fit_or_link_changes_the_shipped_gpus_that_name_it():
         ({"format": FORMAT, "gpu": [OWN_GPU, OWN_GPU]}, r"own\.toml: gpu X1 is there twice; keep one"),
         ({"format": FORMAT, "fits": 3}, r"own\.toml: fits cannot be 3; it must be a table"),
         ({"format": FORMAT, "links": {"l": 3}}, r"own\.toml: links\.l cannot be 3; it must be a table"),
+        (
+            {"format": FORMAT, "prices": {"p": {"usd": 3}}},
+            r"prices\.p: a list has source, date and a table usd_per_hour",
+        ),
+        ({"format": FORMAT, "prices": {"p": {"usd_per_hour": {}}}}, r"prices\.p: source and date must be texts"),
+        (
+            {"format": FORMAT, "prices": {"p": {"source": "", "date": "", "usd_per_hour": {"H100": -1}}}},
+            r"prices\.p: usd_per_hour\.H100 cannot be -1; it must be a number from 0",
+        ),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_by_name(table, message):

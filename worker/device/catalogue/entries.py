@@ -19,6 +19,7 @@ from lorrery.worker.device.catalogue.hardware import (
     KernelFit,
     LoraFit,
     MoeFit,
+    Price,
     SegmentedLoraFit,
 )
 from lorrery.worker.device.deployment import Engine
@@ -40,7 +41,7 @@ _FLAT = {
 _DIVISORS = {
     "flops", "bandwidth", "elementwise_bandwidth", "decode_bandwidth", "prefill_flops", "gb_per_second", "tflops",
     "fp8_tflops", "fp4_tflops", "pcie_gb_per_second", "activation_bandwidth", "prefill_lora_flops", "memory_gb",
-    "usable_memory_gb",
+    "usable_memory_gb", "watts",
 }  # fmt: skip
 """Figures that may not be less than `_LEAST`."""
 _LEAST, _LARGEST, _MOST_COUNT = 0.001, 1e6, 100_000_000
@@ -135,6 +136,23 @@ def build_gpu(entry: Table, at: str, **given: object) -> Gpu:
     return gpu
 
 
+def build_prices(entry: Table, at: str) -> dict[str, Price]:
+    """Build the prices of a list, by GPU.
+
+    Raises:
+        CatalogueError: something else is in it, or a price that cannot be.
+    """
+    source, date, prices = (entry.get(key) for key in ("source", "date", "usd_per_hour"))
+    if entry.keys() - {"source", "date", "usd_per_hour"} or not isinstance(prices, Mapping):
+        raise CatalogueError(f"{at}: a list has source, date and a table usd_per_hour by GPU")
+    if not isinstance(source, str) or not isinstance(date, str):
+        raise CatalogueError(f'{at}: source and date must be texts, such as "our contract" and "2026-11-28"')
+    for name, value in prices.items():
+        if rule := _rule("usd_per_hour", float, value, is_figure=True):
+            raise CatalogueError(f"{at}: usd_per_hour.{name} cannot be {shown(value)}; it must be {rule}")
+    return {name: Price(float(value), source, date) for name, value in prices.items()}
+
+
 def names_in(entry: Table, key: str, at: str) -> tuple[str, ...]:
     """Return the names that an entry lists; empty if it lists none.
 
@@ -157,7 +175,7 @@ def check_tables(table: Table, where: str) -> None:
         entries = table.get(key, [])
         if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
             raise CatalogueError(f"{where}: {key} cannot be {shown(entries)}; entries begin with [[{key}]]")
-    for key in ("fits", "links", "engines", "not_modelled"):
+    for key in ("fits", "links", "engines", "not_modelled", "prices"):
         named = table.get(key, {})
         if not isinstance(named, Mapping):
             raise CatalogueError(f"{where}: {key} cannot be {shown(named)}; it must be a table")

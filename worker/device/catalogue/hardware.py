@@ -330,6 +330,21 @@ class AllReduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Price:
+    """What a GPU costs.
+
+    Attributes:
+        usd_per_hour: of one GPU, with its share of the host.
+        source: whose price.
+        date: of the price list.
+    """
+
+    usd_per_hour: float
+    source: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU.
 
@@ -351,6 +366,7 @@ class Gpu:
         fp8_tflops: dense 8-bit TFLOPS; None where 8-bit products are not supported.
         fp4_tflops: dense 4-bit TFLOPS; None where 4-bit products are not supported.
         usable_memory_gb: as reported by the device; None if unknown.
+        watts: of the board at most; None if unknown.
     """
 
     name: str
@@ -370,6 +386,7 @@ class Gpu:
     fp8_tflops: float | None = None
     fp4_tflops: float | None = None
     usable_memory_gb: float | None = None
+    watts: float | None = None
 
     def kernels(self, *, modern: bool) -> KernelFit:
         """Return the efficiency of its kernels: an older engine's, or a present-day one's."""

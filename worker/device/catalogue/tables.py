@@ -1,9 +1,9 @@
 """GPUs, models and engines by name, built from tables that the caller has read.
 
-A table has the content of a TOML file in the form of `data/*.toml`: `fits`, `links` and `engines` by name, lists `gpu`
-and `model`. Later tables add to earlier ones and replace entries of the same name. Names are compared without case and
-punctuation, and a model's organisation and its `-hf`, `-chat`, `-instruct`, `-base` endings are ignored:
-`meta-llama/Llama-3.3-70B-Instruct` is `Llama-3.1-70B` by one of its aliases.
+A table has the content of a TOML file in the form of `data/*.toml`: `fits`, `links`, `engines` and `prices` by name,
+lists `gpu` and `model`. Later tables add to earlier ones and replace entries of the same name. Names are compared
+without case and punctuation, and a model's organisation and its `-hf`, `-chat`, `-instruct`, `-base` endings are
+ignored: `meta-llama/Llama-3.3-70B-Instruct` is `Llama-3.1-70B` by one of its aliases.
 """
 
 import re
@@ -20,11 +20,12 @@ from lorrery.worker.device.catalogue.entries import (
     build_gpu,
     build_link,
     build_model,
+    build_prices,
     check_tables,
     names_in,
     shown,
 )
-from lorrery.worker.device.catalogue.hardware import AllReduce, CatalogueError, Gpu, KernelFit
+from lorrery.worker.device.catalogue.hardware import AllReduce, CatalogueError, Gpu, KernelFit, Price
 from lorrery.worker.device.deployment import Engine
 
 FORMAT = 1
@@ -63,6 +64,7 @@ class Catalogue:
         self._models: dict[str, Model] = {}
         self._engines: dict[str, Engine] = {}
         self._not_modelled: dict[str, str] = {}
+        self._prices: list[tuple[str, Price]] = []
         self._gpu_names: dict[str, str] = {}
         self._model_names: dict[str, str] = {}
         self.sources: dict[str, str] = {}
@@ -138,10 +140,19 @@ class Catalogue:
             raise CatalogueError(f"engine {shown(name)} is not known; known: {', '.join(self._engines)}")
         return self._engines[name]
 
+    def price(self, gpu: str) -> Price | None:
+        """Return what a GPU costs by the latest list that has its name, in one spelling or another; None: none has."""
+        wanted = self.gpu(gpu).name
+        latest = None
+        for name, price in self._prices:
+            if self._gpu_names.get(name) == wanted:
+                latest = price
+        return latest
+
     def _add(self, where: str, table: Table) -> None:
         if table.get("format") != FORMAT:
             raise CatalogueError(f"{where}: format {table.get('format')!r} is not known; this version reads {FORMAT}")
-        if unknown := table.keys() - {"format", "fits", "links", "engines", "gpu", "model", "not_modelled"}:
+        if unknown := table.keys() - {"format", "fits", "links", "engines", "gpu", "model", "not_modelled", "prices"}:
             raise CatalogueError(f"{where}: {', '.join(sorted(unknown))} has no meaning here")
         check_tables(table, where)
         for name, own in table.get("fits", {}).items():
@@ -155,6 +166,9 @@ class Catalogue:
         for name, entry in table.get("engines", {}).items():
             self._engines[name] = build_engine(name, entry, f"{where}: engines.{name}")
             self.sources[f"engine {name}"] = str(entry.get("source", ""))
+        for name, entry in table.get("prices", {}).items():
+            prices = build_prices(entry, f"{where}: prices.{name}")
+            self._prices += [(_plain(gpu), price) for gpu, price in prices.items()]
         for name, why in table.get("not_modelled", {}).items():
             self._not_modelled[_plain_model(name)] = str(why)
         for entry in table.get("model", ()):
