@@ -165,7 +165,7 @@ def test_services_have_the_same_style(service: str, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("part", "option", "value"),
-    [("simulate", "--workers", "0"), ("load", "--rate", "fast"), ("plan", "--prompt", "-3")],
+    [("simulate", "--workers", "0"), ("load", "--rate", "fast"), ("plan", "--adapters", "-3")],
 )
 def test_a_wrong_value_is_shown_with_what_is_expected(part: str, option: str, value: str):
     app = part_named(part)

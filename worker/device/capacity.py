@@ -1,69 +1,69 @@
-"""What a deployment can serve, by arithmetic on step times: no arrival process, no scheduler.
+"""What a replica holds, and how long its steps take: arithmetic, without arrivals and without a scheduler.
 
-b streams run at once, each of P prompt and O output tokens; each sends its next request when the last is answered (a
-closed loop, `lorrery simulate -c b`), and they are evenly spread. The mean times of a stream are in `closed_loop`:
+    ITL(b)   = a decode step of b sequences, each at the mean context P + O/2
+    TTFT     = the steps of one prompt alone
+    KV       = P + O tokens of a stream, or ceil((P + O - 1) / block size) blocks
+    requests = max over b of b / O / step(b decodes beside b P / O tokens of prompts)        requests/s, at most
 
-    TTFT    = wait for the step under way, and the steps that compute its prompt, with those that join it
-    ITL     = decode step of the n <= b sequences that decode at once, each at the mean context P + O/2
-    TPOT    = ITL + the prompts of others, per token
-    E2E     = TTFT + (O - 1) * TPOT
-    stream  = O / E2E       in all = b * stream                      tokens/s
-    KV      = b * (P + O) tokens at worst; of paged memory b * ceil((P + O - 1) / block size) blocks
+P and O are mean lengths. The last line bounds what any schedule can do: in a step that never waits, all prompts are
+spread evenly over the decodes, which name one adapter (placement can bring that about). Of a step beyond the budget in
+tokens as much counts as the budget allows. What a replica really serves comes from the simulator (`simulator.plan`).
 
-With more adapters than places on the GPU, up to as many streams as places always find one. A share m of the requests
-waits for a load of l seconds: in the background up to the next boundary, or, for blocking loads, with all others in the
-step that prefills (k and a as in `closed_loop`). The throughput of more streams depends on which requests wait for
-which place, and is not computed.
-
-    background    TTFT + m l, beside others m ceil(l / TPOT) TPOT
-    blocking      TTFT + l (1 - (1 - m) exp(-k a m))        TPOT + l (1 - exp(-k a m))
-
-A front end of s servers adds its work w on a request to TTFT, and takes no more than s / w requests per second: where
-b / E2E would be more, TTFT grows until it is not.
-
-The limit of a point is the largest share of a stream's life: arithmetic, memory traffic (weights, KV cache), all-reduce
-over GPUs, adapters, fixed costs (kernels' constants, the CPU) or the front end; and KV space if no further stream fits.
+The limit of a stream is the largest share of its time: arithmetic, memory traffic (weights, KV cache), all-reduce over
+GPUs, adapters, fixed costs (kernels' constants, the CPU), the front end, or the wait for others.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from math import ceil, exp
+from math import ceil
 
 import numpy as np
+import numpy.typing as npt
 
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.basis import Ground, grounds, slow_kernels
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk, StepCost
-from lorrery.worker.device.closed_loop import ClosedLoop, Pieces, PromptTurns, Seconds
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.lora import adapter_bytes
 from lorrery.worker.device.steptime import StepTimeModel
 
-KV_SPACE = "KV space"
-_ADAPTERS = "adapters"
-FRONT_END = "front end"
-PARTS = ("compute", "memory bandwidth", "all-reduce", _ADAPTERS, "fixed costs", "whole step", FRONT_END)
+WAITS, FRONT_END = "waiting", "front end"
+PARTS = ("compute", "memory bandwidth", "all-reduce", "adapters", "fixed costs", "whole step")
 """Parts of a step's time; a model without parts has the last one only."""
-_OF_ADAPTERS, _OF_FRONT_END = (np.array([float(part == one) for part in PARTS]) for one in (_ADAPTERS, FRONT_END))
+
+Seconds = npt.NDArray[np.float64]
+"""Shape (parts,): seconds by part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The request that every stream repeats.
+    """The requests that a deployment is to serve.
 
     Attributes:
-        prompt_tokens: of each prompt.
-        output_tokens: of each answer, at least 2.
-        num_adapters: used equally often; 0: the base model.
+        prompt: least and most tokens of a prompt, uniform between them.
+        output: of an answer, likewise; at least 2.
+        num_adapters: named by requests; 0: the base model.
         ranks: adapter i has rank `ranks[i % len(ranks)]`.
+        exponent: Zipf's, of the adapters' shares; 0: all alike.
     """
 
-    prompt_tokens: int
-    output_tokens: int
+    prompt: tuple[int, int]
+    output: tuple[int, int]
     num_adapters: int = 0
     ranks: Sequence[int] = (16,)
+    exponent: float = 0.0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Mean prompt, rounded."""
+        return sum(self.prompt) // 2
+
+    @property
+    def output_tokens(self) -> int:
+        """Mean answer, rounded."""
+        return sum(self.output) // 2
 
     @property
     def adapters_of_rank(self) -> dict[int, int]:
@@ -74,8 +74,15 @@ class Workload:
             counts[rank] += whole + (index < more)
         return counts
 
+    @property
+    def shares(self) -> Seconds:
+        """Shape (adapters,): of the requests, most popular first."""
+        weights: Seconds = np.arange(1, self.num_adapters + 1, dtype=np.float64) ** -self.exponent
+        shares: Seconds = weights / weights.sum()
+        return shares
+
     def lora(self, num_sequences: int, num_tokens: int | None = None) -> LoraWork:
-        """Return the adapters of a step: the expected number of distinct ones, N (1 - (1 - 1/N)^b).
+        """Return the adapters of a step: as many distinct ones as are expected.
 
         Args:
             num_sequences: in the step.
@@ -83,92 +90,32 @@ class Workload:
         """
         if not self.num_adapters:
             return NO_LORA
-        distinct = max(1, round(self.num_adapters * (1 - (1 - 1 / self.num_adapters) ** num_sequences)))
+        distinct = max(1, round(float(np.sum(1 - (1 - self.shares) ** num_sequences))))
         ranks = islice(cycle(self.ranks), distinct)
         each, more = divmod(num_sequences if num_tokens is None else num_tokens, distinct)
-        return LoraWork.of((rank, each + (index < more)) for index, rank in enumerate(ranks))
-
-
-@dataclass(frozen=True, slots=True)
-class Loads:
-    """How requests wait for adapters that are not on the GPU.
-
-    Attributes:
-        ratio: share of the requests that wait.
-        seconds: mean duration of a load.
-        blocking: whether the step that prefills waits, and all its sequences with it.
-    """
-
-    ratio: float = 0.0
-    seconds: float = 0.0
-    blocking: bool = False
-
-    def waits(self, tpot: float, per_token: float) -> tuple[float, float]:
-        """Return the seconds that loads add to the time to the first token and per further token.
-
-        Args:
-            tpot: seconds per token without loads.
-            per_token: requests of others that begin meanwhile; 0: nothing else runs.
-        """
-        if self.blocking:
-            none_else = exp(-per_token * self.ratio)
-            return self.seconds * (1 - (1 - self.ratio) * none_else), self.seconds * (1 - none_else)
-        return self.ratio * (ceil(self.seconds / tpot) * tpot if per_token else self.seconds), 0.0
+        return LoraWork.of([(rank, each + (index < more)) for index, rank in enumerate(ranks)])
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much a replica holds, as far as settings limit it.
+    """How much a replica holds and computes at once, as far as settings limit it.
 
     Attributes:
         kv_pool_tokens: of the KV pool; None: as many as fit.
         block_size: tokens in a block of the pool; None: it is counted in tokens.
         max_sequences: most running sequences; None: as many as the pool holds.
+        step_tokens: budget of a step with prompts; None: none.
         adapter_places: most adapters on the GPU at once; None: all.
-        loads: of the adapters without a place.
     """
 
     kv_pool_tokens: int | None = None
     block_size: int | None = None
     max_sequences: int | None = None
+    step_tokens: int | None = None
     adapter_places: int | None = None
-    loads: Loads = Loads()
 
 
 _ANY_ROOM = Room()
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A deployment under `concurrency` streams in a closed loop; mean times in seconds, rates per second.
-
-    Attributes:
-        concurrency: streams.
-        decoding: mean number of them that decode; the others wait or prefill.
-        ttft: request to first token.
-        itl: a decode step alone.
-        tpot: from one token to the next, time for others' prompts included.
-        e2e: request to last token.
-        stream_tokens: per stream.
-        total_tokens: of all streams.
-        requests: of all streams.
-        kv_ratio: share of the KV pool that they fill at worst.
-        limit: the part that takes most of the time, or `KV_SPACE`.
-        shares: of the time, by part.
-    """
-
-    concurrency: int
-    decoding: float
-    ttft: float
-    itl: float
-    tpot: float
-    e2e: float
-    stream_tokens: float
-    total_tokens: float
-    requests: float
-    kv_ratio: float
-    limit: str
-    shares: dict[str, float]
 
 
 class Capacity:
@@ -177,9 +124,8 @@ class Capacity:
     Args:
         deployment: model, GPUs and engine.
         step_time: model of a step's duration.
-        workload: the request that every stream repeats.
-        turns: how prompts and decodes share its steps.
-        room: of its KV pool and batch.
+        workload: to be served.
+        room: of its KV pool and steps.
 
     Attributes:
         adapter_bytes: of the adapters on the GPU, or of their places.
@@ -187,26 +133,20 @@ class Capacity:
         fitting_kv_tokens: that fit in the memory left by weights and adapters.
         kv_pool_tokens: of the KV pool.
         block_size: tokens in a block of it; None: it is counted in tokens.
-        stream_kv_tokens: that a stream takes of it at worst, in whole blocks.
+        stream_kv_tokens: that a stream takes of it in the end, in whole blocks.
         fitting_streams: streams that the pool holds.
         running_streams: streams that may run at once, by pool and settings.
-        max_concurrency: running streams that never wait for an adapter place.
 
     Raises:
         CatalogueError: the model does not fit; the message shows the sum.
     """
 
     def __init__(
-        self,
-        deployment: Deployment,
-        step_time: StepTimeModel,
-        workload: Workload,
-        turns: PromptTurns,
-        room: Room = _ANY_ROOM,
+        self, deployment: Deployment, step_time: StepTimeModel, workload: Workload, room: Room = _ANY_ROOM
     ) -> None:
         self.deployment, self.workload, self.step_time = deployment, workload, step_time
-        self.adapter_places = places = room.adapter_places
-        beside = bytes_of_adapters(deployment, workload, places)
+        self.adapter_places = room.adapter_places
+        beside = bytes_of_adapters(deployment, workload, room.adapter_places)
         self.adapter_bytes = beside + deployment.reserved_bytes
         self.fitting_kv_tokens = deployment.kv_pool_tokens(beside)
         self.kv_pool_tokens = self.fitting_kv_tokens if room.kv_pool_tokens is None else room.kv_pool_tokens
@@ -217,11 +157,8 @@ class Capacity:
         self.fitting_streams = self.kv_pool_tokens // (block or 1) * (block or 1) // self.stream_kv_tokens
         limit = self.fitting_streams if room.max_sequences is None else room.max_sequences
         self.running_streams = min(self.fitting_streams, limit)
-        self.max_concurrency = self.running_streams if places is None else min(self.running_streams, places)
-        self._loads = room.loads
+        self._step_tokens = room.step_tokens
         self._reads_lengths = getattr(step_time, "reads_decode_lengths", True)
-        self._steps: dict[tuple[int, Pieces], Seconds] = {}
-        self._loop = ClosedLoop(self._step, turns, workload.prompt_tokens, workload.output_tokens)
 
     @property
     def front_end_requests(self) -> float:
@@ -244,97 +181,64 @@ class Capacity:
         return slow_kernels(self.deployment, self.step_time.name)
 
     def unqueued_ttft(self, prompt_tokens: int | None = None) -> float:
-        """Return the seconds of one prompt's prefill, alone on the GPU and without waiting."""
-        return float(self._loop.alone(prompt_tokens or self.workload.prompt_tokens).sum())
+        """Return the seconds of one prompt's steps, alone on the GPU and without waiting."""
+        return float(self._alone(prompt_tokens or self.workload.prompt_tokens).sum())
 
     def itl(self, concurrency: int) -> float:
         """Return the seconds of one decode step of `concurrency` sequences."""
-        return float(self._step(concurrency, ()).sum())
+        return float(self._step(concurrency, 0, 0).sum())
 
-    def point(self, concurrency: int) -> Point:
-        """Return the figures of `concurrency` streams, whether they fit or not."""
-        work, gaps = self.workload, self.workload.output_tokens - 1
-        found = self._loop.at(concurrency)
-        others = found.decoding / gaps * (concurrency - 1) / concurrency
-        to_first, per_token = self._loads.waits(float(found.tpot.sum()), others)
-        first, further = found.ttft + to_first * _OF_ADAPTERS, found.tpot + per_token * _OF_ADAPTERS
-        first = first + self._front_end(concurrency, float((first + gaps * further).sum())) * _OF_FRONT_END
-        life = first + gaps * further
-        ttft, tpot, e2e = float(first.sum()), float(further.sum()), float(life.sum())
-        shares = {part: float(share) for part, share in zip(PARTS, life / e2e, strict=True) if share > 0}
-        full = concurrency + 1 > self.fitting_streams
-        return Point(
-            concurrency=concurrency,
-            decoding=found.decoding,
-            ttft=ttft,
-            itl=self.itl(max(1, round(found.decoding))),
-            tpot=tpot,
-            e2e=e2e,
-            stream_tokens=work.output_tokens / e2e,
-            total_tokens=concurrency * work.output_tokens / e2e,
-            requests=concurrency / e2e,
-            kv_ratio=concurrency * self.stream_kv_tokens / self.kv_pool_tokens,
-            limit=KV_SPACE if full else max(shares, key=lambda part: shares[part]),
-            shares=shares,
-        )
-
-    def _front_end(self, streams: int, rest: float) -> float:
-        """Return the seconds that a request of each of `streams` streams spends in the front end, beside `rest`.
-
-        Alone its own work; where all of them come faster than the servers work, as long as makes the rate theirs.
-        """
-        cost = self.deployment.front_end
-        work = cost.work_ps(self.workload.prompt_tokens) / PS_PER_SECOND
-        return max(work, streams * work / cost.servers - rest)
-
-    def most_streams(self, ttft: float | None = None, tpot: float | None = None, most: int | None = None) -> int:
-        """Return the largest concurrency that keeps a service level; 0 if not even one stream does.
+    def most_requests(self, itl: float | None = None) -> float:
+        """Return the requests per second that no schedule exceeds.
 
         Args:
-            ttft: seconds to the first token, on average.
-            tpot: seconds per further token, on average.
-            most: largest concurrency to try; None: `max_concurrency`.
+            itl: seconds; only numbers of sequences whose decode step alone takes no longer count. None: all.
         """
+        prompt, output = self.workload.prompt_tokens, self.workload.output_tokens
+        most, best, streams = self.running_streams, 0.0, 1
+        while streams <= most:
+            if itl is not None and float(self._step(streams, 0, 0, alike=True).sum()) > itl:
+                break
+            new_tokens = max(round(streams * prompt / output), 1)
+            if self._step_tokens is not None:
+                new_tokens = min(new_tokens, max(self._step_tokens - streams, 1))
+            served = min(streams / output, new_tokens / prompt)
+            best = max(best, served / float(self._step(streams, new_tokens, 0, alike=True).sum()))
+            streams = most if streams < most < 2 * streams else 2 * streams
+        return min(best, self.front_end_requests)
 
-        def keeps(streams: int) -> bool:
-            point = self.point(streams)
-            return (ttft is None or point.ttft <= ttft) and (tpot is None or point.tpot <= tpot)
+    def shares_of(self, ttft: float, tpot: float, decoding: int) -> Mapping[str, float]:
+        """Return the shares of a stream's life by part, given its mean seconds to the first token and per further one.
 
-        low, high = 0, self.max_concurrency if most is None else most
-        while low < high:  # as a rule neither time falls with concurrency
-            middle = (low + high + 1) // 2
-            if keeps(middle):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        Args:
+            ttft: to the first token.
+            tpot: per further token.
+            decoding: sequences in a decode step, in the mean.
+        """
+        alone, step = self._alone(self.workload.prompt_tokens), self._step(decoding, 0, 0)
+        own = self.deployment.front_end.work_ps(self.workload.prompt_tokens) / PS_PER_SECOND
+        # Beyond a step of their own, decodes wait for the prompts of others.
+        further = step * min(1.0, tpot / float(step.sum())) + alone / alone.sum() * max(0.0, tpot - float(step.sum()))
+        first = alone * min(1.0, ttft / float(alone.sum()))
+        gaps = self.workload.output_tokens - 1
+        life = ttft + gaps * tpot
+        found = dict(zip(PARTS, ((first + gaps * further) / life).tolist(), strict=True))
+        front = min(own, ttft - float(first.sum()))
+        found |= {FRONT_END: front / life, WAITS: (ttft - front - float(first.sum())) / life}
+        return {part: share for part, share in found.items() if share > 0}
 
-    def streams_for(self, total_tokens: float) -> int | None:
-        """Return the least concurrency with this total rate in tokens per second; None if none that may run has it."""
-        most, low, high = self.max_concurrency, 0, 1
-        while high < most and self.point(high).total_tokens < total_tokens:
-            low, high = high, min(2 * high, most)
-        if high > most or self.point(high).total_tokens < total_tokens:
-            return None
-        while low + 1 < high:
-            middle = (low + high) // 2
-            if self.point(middle).total_tokens < total_tokens:
-                low = middle
-            else:
-                high = middle
-        return high
+    def _alone(self, prompt_tokens: int) -> Seconds:
+        """Return the seconds of a prompt alone, in pieces of a step's budget."""
+        most = prompt_tokens if self._step_tokens is None else self._step_tokens
+        past = range(0, prompt_tokens, most)
+        total: Seconds = np.sum([self._step(0, min(most, prompt_tokens - start), start) for start in past], axis=0)
+        return total
 
-    def _step(self, num_decodes: int, pieces: Pieces) -> Seconds:
-        """Return the seconds of a step by `PARTS`."""
-        found = self._steps.get((num_decodes, pieces))
-        if found is None:
-            found = self._steps[num_decodes, pieces] = self._seconds(num_decodes, pieces)
-        return found
-
-    def _seconds(self, num_decodes: int, pieces: Pieces) -> Seconds:
-        cost = self._cost(num_decodes, pieces)
+    def _step(self, num_decodes: int, new_tokens: int, past_tokens: int, *, alike: bool = False) -> Seconds:
+        """Return the seconds of a step by `PARTS`: decodes, and a piece of one prompt; `alike`: of a single adapter."""
+        cost = self._cost(num_decodes, new_tokens, past_tokens, alike=alike)
         # Decode attention reads the cache, prefill attention computes.
-        reads = min(cost.attention, self._cost(num_decodes, ()).attention) if num_decodes else 0
+        reads = min(cost.attention, self._cost(num_decodes, 0, 0, alike=alike).attention) if num_decodes else 0
         picoseconds = (
             cost.compute + cost.attention - reads,
             cost.memory + reads,
@@ -342,19 +246,21 @@ class Capacity:
             cost.lora,
             cost.kernel + cost.host,
             cost.whole,
-            0,
         )
         return np.array(picoseconds, np.float64) / PS_PER_SECOND
 
-    def _cost(self, num_decodes: int, pieces: Pieces) -> StepCost:
+    def _cost(self, num_decodes: int, new_tokens: int, past_tokens: int, *, alike: bool) -> StepCost:
         work = self.workload
         kv = work.prompt_tokens + work.output_tokens // 2
-        num_sequences, num_tokens = num_decodes + len(pieces), num_decodes + sum(new for new, _ in pieces)
-        lora = work.lora(num_sequences, num_tokens)
-        if pieces and num_sequences == 1 and work.num_adapters:  # a prompt alone: the worst case
-            lora = LoraWork.of([(max(work.adapters_of_rank), num_tokens)])
-        chunks = tuple(PrefillChunk(new, past, samples=True) for new, past in pieces)
-        lengths = (kv,) * num_decodes if pieces and self._reads_lengths else ()
+        num_prompts = 1 if new_tokens else 0
+        if not num_decodes and work.num_adapters:  # a prompt alone: the worst case
+            lora = LoraWork.of([(max(work.adapters_of_rank), new_tokens)])
+        elif alike and work.num_adapters:
+            lora = LoraWork.of([(min(work.adapters_of_rank), num_decodes + new_tokens)])
+        else:
+            lora = work.lora(num_decodes + num_prompts, num_decodes + new_tokens)
+        chunks = (PrefillChunk(new_tokens, past_tokens, samples=True),) if new_tokens else ()
+        lengths = (kv,) * num_decodes if new_tokens and self._reads_lengths else ()
         return self.step_time.step_cost(
             Batch(chunks, num_decodes, num_decodes * kv, kv if num_decodes else 0, lora, lengths)
         )
@@ -370,13 +276,3 @@ def bytes_of_adapters(deployment: Deployment, workload: Workload, places: int | 
         total += min(count, left) * adapter_bytes(deployment.model, rank, targets)
         left -= min(count, left)
     return total
-
-
-def replicas_for(requests: float, one_replica: float) -> int:
-    """Return how many replicas keep up with a rate when they are never idle, at least 1.
-
-    Args:
-        requests: per second, to serve.
-        one_replica: requests per second of one replica.
-    """
-    return max(ceil(requests / one_replica - 1e-9), 1)

@@ -1,17 +1,21 @@
 """Formats the results of `lorrery plan`: tables, a text plot, sentences."""
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Console
 
-from lorrery.scheduler.core.adapters.loads import Tier
+from lorrery.scheduler.core.adapters.loads import AdapterCosts, Tier
 from lorrery.scheduler.core.sequence import Adapter
+from lorrery.simulator.plan.level import Bound
 from lorrery.simulator.plan.options import Claim, PlanOptions
-from lorrery.simulator.plan.plan import ClaimAnswer, Plan, Sizing
-from lorrery.simulator.plan.sizing import adapter_costs
+from lorrery.simulator.plan.plan import ClaimAnswer, Plan, Point, Search
+from lorrery.simulator.plan.search import Rejected
+from lorrery.simulator.plan.shapes import Shape
 from lorrery.view.terminal import FigureTable
+from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.basis import in_one_line, with_sources
-from lorrery.worker.device.capacity import Point, Workload
+from lorrery.worker.device.capacity import Workload
 from lorrery.worker.device.deployment import weight_bytes
 
 PLOT_COLUMNS, PLOT_ROWS = 60, 12
@@ -22,7 +26,7 @@ _PLOT_MARGINS = 17
 def show_one(console: Console, plan: Plan, options: PlanOptions) -> None:
     """Print everything about one deployment."""
     work = options.work
-    console.print(f"[bold]{plan.name}[/bold]: prompts of {work.prompt_tokens} tokens, answers of {work.output_tokens}")
+    console.print(f"[bold]{plan.name}[/bold]: {_requests(work)}")
     if plan.refused is not None or plan.capacity is None:
         console.print(plan.refused)
         return
@@ -35,7 +39,7 @@ def show_one(console: Console, plan: Plan, options: PlanOptions) -> None:
     console.print(f"TTFT without queueing: {plan.capacity.unqueued_ttft() * 1e3:.0f} ms")
     console.print()
     if plan.points:
-        console.print("streams that each ask again as soon as they are answered; averages:")
+        console.print("streams that each ask again as soon as they are answered, simulated; averages:")
         console.print(_points(plan.points))
         console.print()
     drawn = draw_points(plan.points, min(PLOT_COLUMNS, console.width - _PLOT_MARGINS))
@@ -45,24 +49,16 @@ def show_one(console: Console, plan: Plan, options: PlanOptions) -> None:
         console.print()
     for line in _service(plan, options):
         console.print(line)
-    if plan.sizing is not None:
-        console.print()
-        _show_sizing(console, plan, plan.sizing, options)
     for line in _claim_lines(plan, options.claim):
         console.print(line)
 
 
 def show_many(console: Console, plans: Sequence[Plan], options: PlanOptions) -> None:
     """Print one line per deployment."""
-    console.print(
-        f"prompts of {options.prompt_tokens} tokens, answers of {options.output_tokens};"
-        f" service level: {_level(options)}; times in ms, rates in tokens/s"
-    )
+    console.print(f"{_requests(options.work)}; service level: {options.level}; times in ms, rates in tokens/s")
     table = FigureTable(first_to_go=("KV tokens", "8", "32", "one stream", "ITL b=1"))
     table.add_column("deployment", justify="left", wraps_at=16)
     names = ["TTFT without queueing", "ITL b=1", "8", "32", "one stream", "peak (b)", "in level (b)", "KV tokens"]
-    if options.rate is not None:
-        names.append(f"GPUs for {options.rate:g}/s")
     for name in names:
         table.add_column(name)
     for plan in plans:
@@ -73,14 +69,12 @@ def show_many(console: Console, plans: Sequence[Plan], options: PlanOptions) -> 
         best = "none" if plan.best is None else f"{_whole(plan.best.total_tokens)} ({plan.best.concurrency})"
         row = [
             f"{capacity.unqueued_ttft() * 1e3:.0f}",
-            *(f"{capacity.itl(b) * 1e3:.1f}" if b <= capacity.max_concurrency else "-" for b in (1, 8, 32)),
+            *(f"{capacity.itl(b) * 1e3:.1f}" if b <= capacity.running_streams else "-" for b in (1, 8, 32)),
             f"{1 / capacity.itl(1):.0f}",
             f"{_whole(plan.peak.total_tokens)} ({plan.peak.concurrency})",
             best,
             _thousands(capacity.kv_pool_tokens),
         ]
-        if options.rate is not None:
-            row.append("-" if plan.num_replicas is None else str(plan.num_replicas * plan.num_gpus))
         table.add_row(plan.name, *row)
     console.print(table)
     for plan in plans:
@@ -90,11 +84,6 @@ def show_many(console: Console, plans: Sequence[Plan], options: PlanOptions) -> 
         console.print(f"{', '.join(names)}: {note}", highlight=False, markup=False)
     for lines, names in _bases(plans).items():
         console.print(f"basis of {', '.join(names)}: {lines}", highlight=False, markup=False)
-    for plan in plans:
-        if plan.sizing is not None:
-            console.print()
-            console.print(f"[bold]{plan.name}[/bold]")
-            _show_sizing(console, plan, plan.sizing, options)
     if options.claim is not None:
         console.print()
         console.print(_claim_heading(options.claim))
@@ -169,7 +158,9 @@ def _fits(plan: Plan, work: Workload) -> list[str]:
     if work.num_adapters:
         assert plan.made_of is not None
         rank, settings = max(work.adapters_of_rank), plan.made_of[0]
-        costs, rate = adapter_costs(settings, deployment.model), settings.adapters.host_gb_per_second
+        given = settings.adapters
+        rate = given.host_gb_per_second
+        costs = AdapterCosts(deployment.model, given.target_modules, rate, given.disk_gb_per_second)
         host, disk = (costs.load_ps(Adapter("", rank), tier) / 1e9 for tier in (Tier.HOST, Tier.DISK))
         line = (
             f"an adapter of rank {rank} that is not resident delays its first token by {host:.1f} ms from host memory,"
@@ -207,60 +198,144 @@ def _points(points: Sequence[Point]) -> FigureTable:
 
 
 def _service(plan: Plan, options: PlanOptions) -> list[str]:
-    assert plan.capacity is not None
-    assert plan.peak is not None
-    lines: list[str] = []
-    if plan.best is None:
-        one = plan.capacity.point(1)
-        missed = "TTFT" if options.ttft is not None and one.ttft > options.ttft else "TPOT"
-        lines.append(f"service level {_level(options)}: not even one stream keeps its {missed}")
-    else:
-        best = plan.best
+    best = plan.best
+    if best is None:
+        return [f"service level {options.level}: not even one stream keeps it"]
+    served = f"{_whole(best.total_tokens)} tokens/s in all, {best.requests:.2f} requests/s"
+    line = f"service level {options.level}, in a closed loop: {_counted(best.concurrency, 'stream')}, {served}"
+    return [f"{line}; held back by {plan.held_back_by}"]
+
+
+def show_bound(console: Console, search: Search, options: PlanOptions) -> None:
+    """Print what no cluster can undercut."""
+    assert search.least is not None
+    least, count = search.least, search.least.least
+    gpus = f"{count * least.num_gpus} x {least.gpu}"
+    console.print(
+        f"{options.rate:g} requests/s of {_requests(options.work)}; service level: {options.level}\n"
+        f"at least {gpus}{_cost(least, count)}, by arithmetic; simulating {search.num_requests:,} requests over"
+        f" {search.span_seconds:,.0f} s a run, Poisson arrivals",
+        markup=False,
+    )
+
+
+_MOST_REJECTED = 8
+"""Lost runs that are shown."""
+
+
+def show_search(console: Console, search: Search, options: PlanOptions, *, interrupted: bool) -> None:
+    """Print what was found, what was not, and what it costs."""
+    answer, level = search.answer, options.level
+    lost = [one for one in answer.rejected if one.trial is not None]
+    pruned = len(answer.rejected) - len(lost)
+    table = FigureTable(first_to_go=("replicas",))
+    table.add_column("deployment", justify="left", wraps_at=24)
+    for name in ("replicas", "GPUs", "$/h", *(bound.name for bound in level.bounds), ""):
+        table.add_column(name, justify="left" if not name else "right")
+    for proof in reversed(answer.proofs):
+        assert answer.shape is not None
+        figures = [
+            f"{bound.shown(proof.means[bound.name])}{_margin(bound, proof.margins[bound.name])}"
+            for bound in level.bounds
+        ]
+        verdict = ("met" if proof.met else "missed") + ("" if proof.is_clear else ", not clearly")
+        table.add_row(answer.shape.name, *_size(answer.shape, proof.num_replicas), *figures, verdict)
+    for one in sorted(lost, key=_cost_of)[:_MOST_REJECTED]:
+        assert one.trial is not None
+        figures = [bound.shown(one.trial.figures[bound.name]) for bound in level.bounds]
+        table.add_row(one.shape.name, *_size(one.shape, one.num_replicas), *figures, "missed")
+    if answer.proofs or lost:
+        console.print(table)
+    more = len(lost) - _MOST_REJECTED
+    notes = [
+        f"{more} others missed it" if more > 0 else "",
+        f"{pruned} cost no less, by arithmetic or by a run" if pruned else "",
+        f"{len(search.not_shapes)} cannot be (--json says why)" if search.not_shapes else "",
+    ]
+    if any(notes):
+        console.print(
+            f"of {len(answer.rejected) + len(search.not_shapes) + 1} combinations: {', '.join(filter(None, notes))}"
+        )
+    for line in _answer(search, options, interrupted=interrupted):
+        console.print(line, markup=False, highlight=False)
+    if search.command:
+        console.print(search.command, markup=False, style="dim", soft_wrap=True)
+
+
+def _answer(search: Search, options: PlanOptions, *, interrupted: bool) -> list[str]:
+    answer, shape = search.answer, search.answer.shape
+    if shape is None:
+        if interrupted:
+            return ["interrupted before a cluster that keeps the level was found"]
+        if search.least is None:
+            return ["no combination can serve such requests", *search.not_shapes[:_MOST_REJECTED]]
+        lost = max((one for one in answer.rejected if one.trial is not None), key=_cost_of).trial
+        assert lost is not None
+        if lost.in_vain:
+            return [f"{options.rate:g} requests/s: every request fails, on any number of replicas: {lost.failure}"]
+        failure = f"; of {lost.num_ended:,} requests {lost.num_failed:,} failed: {lost.failure}" if lost.failure else ""
+        return [f"{options.rate:g} requests/s: no cluster that was tried keeps {options.level}{failure}"]
+    so_far = "interrupted; the best so far, not proven: " if interrupted or not answer.finished else ""
+    size = f"{_counted(answer.num_replicas, 'replica')} of {shape.name}: {_counted(answer.num_gpus, 'GPU')}"
+    lines = [f"{so_far}{size}{_cost(shape, answer.num_replicas)}"]
+    if any(not proof.is_clear for proof in answer.proofs):
         lines.append(
-            f"service level {_level(options)}, on average in a closed loop: {_counted(best.concurrency, 'stream')},"
-            f" {_whole(best.total_tokens)} tokens/s in all, {best.requests:.2f} requests/s;"
-            f" held back by {plan.held_back_by}"
+            f"with {options.seeds} seeds an interval holds the limit: one replica more or less cannot be told apart;"
+            f" --seeds {2 * options.seeds} tells more"
+        )
+    return [*lines, *_money(search, options), *search.notes]
+
+
+def _money(search: Search, options: PlanOptions) -> list[str]:
+    """Return what the answer costs per token and tenant, and the power that it may take."""
+    answer, shape, work = search.answer, search.answer.shape, options.work
+    assert shape is not None
+    assert options.rate is not None
+    catalogue, lines = read_catalogue(shape.settings.catalogue), []
+    millions = options.rate * work.output_tokens * 3600 / 1e6
+    price, usd, watts = catalogue.price(shape.gpu), answer.usd_per_hour, catalogue.gpu(shape.gpu).watts
+    if price is None or usd is None:
+        lines.append(f"no price of {shape.gpu} is known, so GPUs are counted (docs/capacity.md, prices)")
+    else:
+        tenant = ""
+        if work.num_adapters:
+            least, most = (usd * float(share) for share in (work.shares[-1], work.shares[0]))
+            spread = f"${most:.2f}/h" if least == most else f"${least:.2f} to ${most:.2f}/h"
+            tenant = f"; {spread} for each of {work.num_adapters} tenants, by their requests"
+        lines.append(
+            f"${usd / millions:.2f} per million output tokens{tenant}; {price.source}, {price.date}:"
+            f" ${price.usd_per_hour:g}/h for one {shape.gpu}"
+        )
+    if watts is not None:
+        kilowatts = answer.num_gpus * watts / 1e3
+        lines.append(
+            f"at most {kilowatts:,.1f} kW, {kilowatts / millions:.2f} kWh per million output tokens: {watts:g} W a GPU,"
+            " its data sheet's, all the time (assumed)"
         )
     return lines
 
 
-def _show_sizing(console: Console, plan: Plan, sizing: Sizing, options: PlanOptions) -> None:
-    console.print(
-        f"{options.rate:g} requests/s, simulated: {sizing.num_requests:,} requests over {sizing.span_seconds:,.0f} s,"
-        " Poisson arrivals, queueing included"
-    )
-    table = FigureTable()
-    for name in ("replicas", "GPUs", "TTFT p99 ms", "TPOT p99 ms", "failed"):
-        table.add_column(name)
-    table.add_column("service level", justify="left")
-    for trial in sorted(sizing.trials, key=lambda trial: trial.num_replicas):
-        table.add_row(
-            str(trial.num_replicas),
-            str(trial.num_replicas * plan.num_gpus),
-            "-" if trial.ttft_p99 is None else f"{trial.ttft_p99 * 1e3:,.0f}",
-            "-" if trial.tpot_p99 is None else f"{trial.tpot_p99 * 1e3:.1f}",
-            f"{trial.num_failed:,}",
-            "met" if trial.met else "missed",
-        )
-    console.print(table)
-    console.print(_answer(plan, sizing, options), markup=False)
-    console.print(sizing.command, markup=False, style="dim", soft_wrap=True)
+def _size(shape: Shape, number: int) -> tuple[str, str, str]:
+    usd = shape.usd_per_hour
+    return str(number), str(number * shape.num_gpus), "-" if usd is None else f"{usd * number:,.2f}"
 
 
-def _answer(plan: Plan, sizing: Sizing, options: PlanOptions) -> str:
-    if sizing.num_replicas is None:
-        last = max(sizing.trials, key=lambda trial: trial.num_replicas)
-        if last.in_vain:
-            return f"{options.rate:g} requests/s: every request fails, on any number of replicas: {last.failure}"
-        if last.num_failed:
-            most = _counted(last.num_replicas, "replica")
-            return f"{options.rate:g} requests/s: requests still fail on {most}, the most tried: {last.failure}"
-        level = _level(options)
-        return f"{options.rate:g} requests/s: no number of replicas up to {last.num_replicas} keeps {level} at p99"
-    return (
-        f"{options.rate:g} requests/s within {_level(options)} at p99: {_counted(sizing.num_replicas, 'replica')},"
-        f" {_counted(sizing.num_replicas * plan.num_gpus, 'GPU')}"
-    )
+def _cost(shape: Shape, number: int) -> str:
+    return "" if shape.usd_per_hour is None else f", ${shape.usd_per_hour * number:,.2f}/h"
+
+
+def _cost_of(one: Rejected) -> float:
+    return one.num_replicas * (one.shape.usd_per_hour or one.shape.num_gpus)
+
+
+def _margin(bound: Bound, margin: float) -> str:
+    return f" ±{bound.shown(margin).removesuffix(' ms')}" if math.isfinite(margin) else ""
+
+
+def _requests(work: Workload) -> str:
+    lengths = [f"{low:,}" if low == high else f"{low:,} to {high:,}" for low, high in (work.prompt, work.output)]
+    adapters = f", {work.num_adapters} adapters" if work.num_adapters else ""
+    return f"prompts of {lengths[0]} tokens, answers of {lengths[1]}{adapters}"
 
 
 def _counted(number: int, what: str) -> str:
@@ -311,19 +386,8 @@ def _claims(plans: Sequence[Plan], claim: Claim) -> FigureTable:
 
 def _together(answer: ClaimAnswer) -> str:
     if answer.total_streams is None or answer.total_itl is None:
-        if answer.known_to is not None:
-            return f"not computed beyond {_counted(answer.known_to, 'stream')}, whose adapters have places"
         return "false, at any concurrency that fits"
     return f"true from {answer.total_streams} streams on (ITL {answer.total_itl * 1e3:.1f} ms)"
-
-
-def _level(options: PlanOptions) -> str:
-    parts = []
-    if options.ttft is not None:
-        parts.append(f"TTFT {options.ttft:g} s")
-    if options.tpot is not None:
-        parts.append(f"TPOT {options.tpot * 1e3:g} ms")
-    return ", ".join(parts) or "none"
 
 
 def _whole(value: float) -> str:

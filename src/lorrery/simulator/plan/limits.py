@@ -70,7 +70,7 @@ __all__ = ["bound_of", "notes_on", "why_too_long"]
 
 def why_too_long(settings: Settings, work: Workload) -> str | None:
     """Return why a cluster refuses such requests; None if it accepts them."""
-    own, prompt, output = settings.scheduler, work.prompt_tokens, work.output_tokens
+    own, prompt, output = settings.scheduler, work.prompt[1], work.output[1]
     if prompt > own.max_req_input_len:
         return (
             f"prompts of {prompt} tokens are refused; scheduler.max_req_input_len is {own.max_req_input_len}"
@@ -94,29 +94,21 @@ def bound_of(capacity: Capacity, streams: int, *, own_limit: bool) -> str | None
     """
     if streams == capacity.fitting_streams:
         return "KV space"
-    if streams == capacity.adapter_places:
-        return "adapters.max_loras"
-    if streams == capacity.max_concurrency:
+    if streams == capacity.running_streams:
         return "--max-concurrency" if own_limit else "the settings' limit on sequences"
     return None
 
 
-def notes_on(capacity: Capacity, left_out: Sequence[int], *, own_limit: bool) -> list[str]:
-    """Return notes on what is not computed, and on slow kernels.
+def notes_on(capacity: Capacity, left_out: Sequence[int], requests: float, *, own_limit: bool) -> list[str]:
+    """Return notes on what is left out, and on slow kernels.
 
     Args:
         capacity: of a replica.
-        left_out: requested concurrencies above what can be computed.
+        left_out: requested concurrencies above what can run.
+        requests: per second with all streams.
         own_limit: as for `bound_of`.
     """
-    notes = []
-    places, num_adapters, most = capacity.adapter_places, capacity.workload.num_adapters, capacity.max_concurrency
-    if places is not None and places < capacity.running_streams:
-        notes.append(
-            f"adapters.max_loras lets {places} of {num_adapters} adapters be on the GPU at once: of more than"
-            f" {_streams(places)} some wait until an adapter makes room, which is simulated (--rate, `lorrery simulate"
-            f" -c N`), not computed here; --set adapters.max_loras={num_adapters} gives each a place"
-        )
+    notes, most = list[str](), capacity.running_streams
     notes += capacity.slow_kernels
     engine = capacity.deployment.engine
     if capacity.of_kernels and engine.most_sequences is not None and most > engine.most_sequences:
@@ -125,7 +117,7 @@ def notes_on(capacity: Capacity, left_out: Sequence[int], *, own_limit: bool) ->
             " more they are extrapolated (docs/validation.md)"
         )
     front_end = capacity.front_end_requests
-    if capacity.point(most).requests > _NEARLY * front_end:
+    if requests > _NEARLY * front_end:
         servers = capacity.deployment.front_end.servers
         notes.append(
             f"the engine's front end takes at most {front_end:,.0f} requests/s of {capacity.workload.prompt_tokens}"

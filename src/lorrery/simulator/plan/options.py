@@ -1,21 +1,31 @@
 """What a plan is asked for: the table of options of `lorrery.plan` and of the command `lorrery plan`."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
+from lorrery.loadgen.option_texts import parse_range
 from lorrery.loadgen.workload.request import MOST_TOKENS
 from lorrery.service.errors import SettingsError
+from lorrery.service.names import cut
 from lorrery.service.options import Option
 from lorrery.simulator.arguments import read_positive, read_whole, shown
 from lorrery.simulator.options import Overrides, SettingsLike
-from lorrery.vocabulary.units import LAST_SECONDS
+from lorrery.simulator.plan.level import DEFAULT, Level, level_of, parse_level, read_level
 from lorrery.worker.device.capacity import Workload
 
-__all__ = ["FEWEST_REQUESTS", "Claim", "PlanOptions"]
+__all__ = ["FEWEST_REQUESTS", "Axis", "Claim", "PlanOptions", "Range"]
 
 FEWEST_REQUESTS = 100
 """Fewest requests of a trial, where the caller gives their number."""
+_MOST_SEEDS = 100
+
+Range = int | tuple[int, int]
+"""One number, or the least and the most."""
+
+Axis = tuple[str, tuple[str, ...]]
+"""A setting, and the values to try, as after `--set KEY=`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,19 @@ def _parse_concurrency(text: str) -> tuple[int, ...] | None:
     return _numbers("--concurrency")(text) if text else None
 
 
+def _read_range(least: int) -> Callable[[str, object], tuple[int, int]]:
+    """Return a reader of one whole number or two, from `least` on."""
+
+    def read(name: str, value: object) -> tuple[int, int]:
+        low, high = value if isinstance(value, tuple | list) and len(value) == 2 else (value, value)
+        low, high = read_whole(name, low, least), read_whole(name, high, least)
+        if low > high:
+            raise SettingsError(f"{name} is {shown(value)}; the first number must not be above the second")
+        return low, high
+
+    return read
+
+
 def _parse_claim(text: str) -> Claim | None:
     if not text:
         return None
@@ -71,9 +94,28 @@ def _read_claim(name: str, claim: object) -> Claim:
     )
 
 
+def _parse_axis(text: str) -> Axis:
+    key, equals, values = text.partition("=")
+    found = tuple(value.strip() for value in values.split(","))
+    if not equals or not key.strip() or not all(found):
+        raise SettingsError(f"--search {cut(text)}: expected KEY=VALUE,VALUE, as in adapters.max_loras=8,16,32")
+    return key.strip(), found
+
+
+def _read_axes(name: str, given: object) -> tuple[Axis, ...]:
+    if isinstance(given, tuple):
+        return given
+    found: list[Axis] = []
+    for key, values in given.items() if isinstance(given, Mapping) else ((shown(given), ()),):
+        if not isinstance(key, str) or isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise SettingsError(f"{name} is {shown(given)}; expected lists, such as {{'adapters.max_loras': [8, 16]}}")
+        found.append((key, tuple(json.dumps(value) for value in values)))
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class PlanOptions:
-    """Shape of every request, the service level, and the load to serve within it."""
+    """The requests, the service level, and the load to serve within it."""
 
     settings: Annotated[
         SettingsLike,
@@ -81,9 +123,25 @@ class PlanOptions:
         " `worker.group` names one by its group.",
     ] = None
     _: KW_ONLY
-    prompt_tokens: Annotated[int, Option("Tokens per prompt.", names=("--prompt",), least=1)] = 1750
-    output_tokens: Annotated[int, Option("Tokens per output.", names=("--output",), least=2)] = 500
-    adapters: Annotated[int, Option("Number of adapters, each requested equally often.", least=0)] = 0
+    prompt_tokens: Annotated[
+        Range,
+        Option(
+            "Tokens per prompt, uniform between two numbers.",
+            metavar="LOW[:HIGH]",
+            names=("--prompt",),
+            parse=parse_range,
+            read=_read_range(1),
+            in_python="Tokens per prompt: one number, or the least and the most, uniform between them.",
+        ),
+    ] = 1750
+    output_tokens: Annotated[
+        Range,
+        Option(
+            "Tokens per answer, likewise.", metavar="LOW[:HIGH]", names=("--output",), parse=parse_range,
+            read=_read_range(2),
+        ),
+    ] = 500  # fmt: skip
+    adapters: Annotated[int, Option("Number of adapters that requests name.", least=0)] = 0
     ranks: Annotated[
         Sequence[int],
         Option(
@@ -95,39 +153,65 @@ class PlanOptions:
             in_python="Adapter i has rank `ranks[i % len(ranks)]`.",
         ),
     ] = (16,)
-    ttft: Annotated[
-        float | None,
+    adapter_exponent: Annotated[
+        float, Option("Zipf exponent of the adapters' shares of the requests; 0: all alike.", metavar="S", least=0)
+    ] = 0.0
+    slo: Annotated[
+        Mapping[str, float] | tuple[tuple[str, float], ...],
         Option(
-            "Service level: TTFT.",
-            metavar="SECONDS",
-            least=0,
-            most_typed=LAST_SECONDS,
-            in_python="Service level: mean seconds to the first token; None: no limit.",
+            "Service level; repeatable: ttft, tpot or e2e with _mean or a percentile such as _p95, in seconds; goodput,"
+            " the share of requests that keep all of these; tokens_per_second of all requests. Only what is named"
+            " counts; default: ttft_p99=1, tpot_p99=0.05.",
+            metavar="NAME=VALUE",
+            names=("--slo",),
+            parse=parse_level,
+            read=read_level,
+            repeatable=True,
+            in_python="Service level: `{'ttft_p95': 1.0, 'goodput': 0.99}`, as for `--slo`.",
         ),
-    ] = 1.0
-    tpot: Annotated[
-        float | None,
-        Option(
-            "Service level: time per further token, including stalls.",
-            metavar="SECONDS",
-            least=0,
-            most_typed=LAST_SECONDS,
-            in_python="Service level: mean seconds per further token, stalls included; None: no limit.",
-        ),
-    ] = 0.05
+    ] = DEFAULT
     rate: Annotated[
         float | None,
         Option(
-            "Find how many GPUs this request rate needs, by simulation.", metavar="REQ/S", above=0, least_typed=0.001
+            "Find the cheapest cluster that serves this request rate within the level, by simulation.",
+            metavar="REQ/S",
+            above=0,
+            least_typed=0.001,
         ),
     ] = None
+    search: Annotated[
+        Mapping[str, Sequence[object]] | tuple[Axis, ...],
+        Option(
+            "With --rate: values of a setting to try; repeatable. Unset: tensor_parallel 1, 2, 4, 8 and, with adapters,"
+            " max_loras and placement, unless they are given.",
+            metavar="KEY=V,V,...",
+            parse=_parse_axis,
+            read=_read_axes,
+            repeatable=True,
+            in_python="With a rate: setting -> values to try.",
+        ),
+    ] = ()
     num_requests: Annotated[
         int | None,
         Option(
-            "Requests per simulated run; default: 10 x rate x E2E, from 1,000 to 60,000.",
+            "Requests per simulated run; default: 6 x rate x E2E, from 1,000 to 60,000.",
             metavar="N",
             names=("--requests",),
             least=FEWEST_REQUESTS,
+        ),
+    ] = None
+    seeds: Annotated[
+        int,
+        Option("Runs with different arrivals that prove the answer.", metavar="N", least=1, most_typed=_MOST_SEEDS),
+    ] = 3
+    jobs: Annotated[
+        int | None,
+        Option(
+            "With --rate: runs at a time; unset: all cores.",
+            metavar="N",
+            names=("--jobs", "-j"),
+            least=1,
+            in_python="With a rate: processes that run at a time; None: this one alone.",
         ),
     ] = None
     concurrency: Annotated[
@@ -157,8 +241,16 @@ class PlanOptions:
 
     @property
     def work(self) -> Workload:
-        """The request that every stream repeats."""
-        return Workload(self.prompt_tokens, self.output_tokens, self.adapters, self.ranks)
+        """The requests to serve; the options are checked."""
+        assert isinstance(self.prompt_tokens, tuple)
+        assert isinstance(self.output_tokens, tuple)
+        return Workload(self.prompt_tokens, self.output_tokens, self.adapters, self.ranks, self.adapter_exponent)
+
+    @property
+    def level(self) -> Level:
+        """The service level; the options are checked."""
+        assert isinstance(self.slo, tuple)
+        return level_of(self.slo or DEFAULT)
 
     @property
     def limits(self) -> Mapping[str, int]:

@@ -1,70 +1,96 @@
-"""`lorrery.plan`, and the figures of `lorrery plan`: what a deployment can serve, and how many replicas a rate needs.
+"""`lorrery.plan`, and the figures of `lorrery plan`: what a deployment can serve, and which cluster serves a rate.
 
-Arithmetic on step times (`worker.device.capacity` has the formulas) gives one replica's figures for streams in a closed
-loop, without bursts. The number of replicas for a rate comes from simulation.
+One replica's figures are those of streams in a closed loop, simulated. With a rate, the cheapest cluster is sought.
 """
 
 import math
-from collections.abc import Callable, Mapping
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lorrery.loadgen.options import LoadOptions
-from lorrery.scheduler.replicas import replica_settings
 from lorrery.service.errors import SettingsError
 from lorrery.service.options import arguments_of
 from lorrery.service.settings.cluster import Settings, changed
-from lorrery.service.settings.reading import override_of
+from lorrery.service.settings.reading import key_of, leaves, override_of
 from lorrery.service.settings.sections import MAX_ADAPTERS
 from lorrery.simulator.arguments import read_overrides, read_table
 from lorrery.simulator.interface import read_settings
+from lorrery.simulator.plan.level import Level
 from lorrery.simulator.plan.limits import bound_of, notes_on, only_kind, why_too_long
 from lorrery.simulator.plan.options import Claim, PlanOptions
-from lorrery.simulator.plan.sizing import (
-    Trial,
-    Watch,
-    adapter_loads,
-    busy_rate,
-    fewest,
-    room_of,
-    try_replicas,
-    turns_of,
-)
+from lorrery.simulator.plan.search import Answer, Task, cheapest
+from lorrery.simulator.plan.shapes import Shape, axes_of, capacity_of, shapes_of
+from lorrery.simulator.plan.trials import Trial, load_of, serve, stream
 from lorrery.simulator.result import data_frame
-from lorrery.worker.build import beyond_profile, deployment_of, step_time_of
-from lorrery.worker.device.capacity import Capacity, Point, Workload, bytes_of_adapters, replicas_for
+from lorrery.worker.build import beyond_profile, deployment_of
+from lorrery.worker.device.capacity import Capacity, Workload
 from lorrery.worker.device.catalogue.hardware import CatalogueError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ClaimAnswer", "Plan", "Sizing", "make_plan", "plan", "plan_registry", "registry_override"]
+__all__ = ["ClaimAnswer", "Plan", "Point", "Search", "make_plan", "plan", "plan_registry", "registry_override"]
 
 MOST_RATE = 1e6
 """Requests per second: a higher rate needs more replicas than a simulation can have."""
 LEAST_REQUESTS, MOST_REQUESTS = 1_000, 60_000
-"""Requests of a trial; the most take some seconds interpreted, and a plan makes two to ten trials."""
-SPANS, LEAST_SPANS = 10, 3
-"""A trial lasts SPANS E2E times, long enough to show a growing queue, and LEAST_SPANS at least."""
+"""Requests of a run; the most take some seconds."""
+SPANS, LEAST_SPANS = 6, 3
+"""A run lasts SPANS E2E times, long enough to show a growing queue, and LEAST_SPANS at least."""
 LEAST_REPLICA_REQUESTS = 20
-"""Requests of a trial for each replica: with fewer, no replica has a queue."""
+"""Requests of a run for each replica: with fewer, no replica has a queue."""
+KV_SPACE = "KV space"
+_REGISTRY, _FAMILY = "adapters.registry", "plan-r"
 
-_REGISTRY = "adapters.registry"
+Watch = Callable[[str, bool], None]
+"""Called with what was simulated, in words, and whether it kept the level."""
 
-WatchOf = Callable[[str], Watch]
-"""Deployment's name -> callback for its simulated runs."""
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A replica under `concurrency` streams in a closed loop; mean times in seconds, rates per second.
+
+    Attributes:
+        concurrency: streams.
+        ttft: request to first token.
+        itl: a decode step alone.
+        tpot: from one token to the next, time for others' prompts included.
+        e2e: request to last token.
+        stream_tokens: per stream.
+        total_tokens: of all streams.
+        requests: of all streams.
+        kv_ratio: share of the KV pool that they fill in the end.
+        limit: the part that takes most of the time, or `KV_SPACE`.
+        shares: of the time, by part.
+        met: whether they keep the level.
+    """
+
+    concurrency: int
+    ttft: float
+    itl: float
+    tpot: float
+    e2e: float
+    stream_tokens: float
+    total_tokens: float
+    requests: float
+    kv_ratio: float
+    limit: str
+    shares: Mapping[str, float]
+    met: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimAnswer:
-    """Whether a claim holds, in both readings: each stream gets the rate, or all streams together.
-
-    Attributes:
-        known_to: most streams for which the total rate was computed; None: computed for all that may run.
-    """
+    """Whether a claim holds, in both readings: each stream gets the rate, or all streams together."""
 
     unqueued_ttft: float
     ttft_holds: bool
@@ -72,29 +98,32 @@ class ClaimAnswer:
     stream_holds: bool
     total_streams: int | None
     total_itl: float | None
-    known_to: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Sizing:
-    """Result of sizing by simulation.
-
-    Attributes:
-        num_requests: of each trial.
-        span_seconds: over which they arrive.
-        trials: in the order in which they were run.
-        num_replicas: the fewest that met the level; None if none did.
-        command: repeats the decisive trial on the command line; empty outside the command line.
-    """
-
-    num_requests: int
-    span_seconds: float
-    trials: list[Trial]
-    num_replicas: int | None
-    command: str = ""
 
 
 @dataclass(slots=True)
+class Search:
+    """The cheapest cluster for a rate.
+
+    Attributes:
+        num_requests: of each run.
+        span_seconds: over which they arrive.
+        not_shapes: combinations without a bound, and why.
+        least: of all shapes the one whose bound is lowest; None: there is none.
+        answer: what was found.
+        notes: what it leaves out.
+        command: repeats the run that decided it.
+    """
+
+    num_requests: int = 0
+    span_seconds: float = 0.0
+    not_shapes: list[str] = field(default_factory=list)
+    least: Shape | None = None
+    answer: Answer = field(default_factory=Answer)
+    notes: list[str] = field(default_factory=list)
+    command: str = ""
+
+
+@dataclass
 class Plan:
     """The figures of one deployment.
 
@@ -102,53 +131,38 @@ class Plan:
         name: of the deployment.
         num_gpus: of one replica.
         refused: why there are no figures; None if there are.
-        capacity: memory, and the arithmetic behind the points.
         limit_name: the setting that limits the running sequences.
         points: one per concurrency.
         peak: the point with the most tokens per second.
         best: the point with the most streams within the service level; None if not even one is.
         held_back_by: what keeps `best` from more streams.
         notes: what the figures leave out, and why.
-        sizing: how many replicas the rate needs, by simulation.
+        search: the cheapest cluster for the rate.
         claim: whether a seller's claim holds.
-        made_of: settings and workload of `capacity`, from which unpickling rebuilds it.
+        made_of: settings and workload.
     """
 
     name: str
     num_gpus: int
     refused: str | None = None
-    capacity: Capacity | None = field(default=None, compare=False)
     limit_name: str = ""
     points: list[Point] = field(default_factory=list)
     peak: Point | None = None
     best: Point | None = None
     held_back_by: str = ""
     notes: list[str] = field(default_factory=list)
-    sizing: Sizing | None = None
+    search: Search | None = None
     claim: ClaimAnswer | None = None
     made_of: tuple[Settings, Workload] | None = field(default=None, repr=False, compare=False)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the pickled state, with figures as tuples: compiled records and step-time models cannot be pickled."""
-        state = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "capacity"}
-        state["points"] = [_plain(point) for point in self.points]
-        state |= {name: _plain(getattr(self, name)) for name in ("peak", "best")}
-        if self.made_of is not None:
-            state["made_of"] = (self.made_of[0], _plain(self.made_of[1]))
-        return state
+    @cached_property
+    def capacity(self) -> Capacity | None:
+        """Memory, and the arithmetic of steps."""
+        return None if self.made_of is None else capacity_of(*self.made_of)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore such a state."""
-        state = dict(state)
-        state["points"] = [Point(*values) for values in state["points"]]
-        for name in ("peak", "best"):
-            state[name] = None if state[name] is None else Point(*state[name])
-        if state["made_of"] is not None:
-            settings, values = state["made_of"]
-            state["made_of"] = settings, Workload(*values)
-        for name, value in state.items():
-            setattr(self, name, value)
-        self.capacity = None if self.made_of is None else _capacity(*self.made_of)
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the pickled state: step-time models cannot be pickled, and are made again."""
+        return {name: value for name, value in vars(self).items() if name != "capacity"}
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
@@ -166,43 +180,49 @@ class Plan:
 
     @property
     def num_replicas(self) -> int | None:
-        """Fewest replicas that serve the rate; None if no rate was given, or no number suffices."""
-        return None if self.sizing is None else self.sizing.num_replicas
+        """Replicas of the cheapest cluster; None if no rate was given, or none keeps the level."""
+        return None if self.search is None else self.search.answer.num_replicas or None
 
 
 @arguments_of(PlanOptions)
 def plan(options: PlanOptions) -> Plan:
-    """Compute what a worker can serve: memory, latency and throughput over concurrency, and replicas for a rate.
+    """Find what a worker can serve: memory, latency and throughput over concurrency; with a rate, the cheapest cluster.
 
     Raises:
         SettingsError: invalid settings or figures, several kinds of worker, or adapters that the cluster refuses.
     """
     options = read_table(options)
     overrides = read_overrides(options.overrides)
+    given = [key if isinstance(overrides, Mapping) else key_of(key) for key in overrides]
+    if isinstance(options.settings, Mapping):
+        given += [".".join(key) for key, _ in leaves(options.settings)]
     if isinstance(overrides, Mapping):
         overrides = {**overrides, **options.limits, _REGISTRY: plan_registry(options.work)}
     else:
         limits = (override_of(key, value) for key, value in options.limits.items())
         overrides = [*overrides, *limits, registry_override(options.work)]
-    return make_plan(only_kind(read_settings(options.settings, overrides)), options)
+    settings = only_kind(read_settings(options.settings, overrides))
+    search = None if options.rate is None else Search()
+    if search is not None:
+        search_for(settings, options, search, given)
+        if search.answer.shape is not None:
+            settings = search.answer.shape.settings
+    made = make_plan(settings, options)
+    made.search = search
+    return made
 
 
-def make_plan(
-    settings: Settings,
-    options: PlanOptions,
-    watch: WatchOf = lambda _name: lambda _num_replicas: None,
-) -> Plan:
-    """Compute what a worker of these settings can serve.
+def make_plan(settings: Settings, options: PlanOptions) -> Plan:
+    """Find what a worker of these settings can serve.
 
     Args:
         settings: of the cluster, in place of those in `options`; without groups of workers.
         options: checked.
-        watch: takes the deployment's name and returns a callback for its simulated runs.
 
     Raises:
         SettingsError: unknown names, or adapters that the cluster refuses.
     """
-    work, own_limit = options.work, options.max_concurrency is not None
+    work = options.work
     settings = changed(settings, {_REGISTRY: plan_registry(work)})
     deployment = deployment_of(settings)
     name = f"{deployment.model.name} on {deployment.tensor_parallel} x {deployment.gpu.name}"
@@ -212,97 +232,213 @@ def make_plan(
         result.refused = f"{name}: {too_long}"
         return result
     try:
-        capacity = _capacity(settings, work)
+        capacity = capacity_of(settings, work)
     except CatalogueError as error:
         result.refused = str(error)
         return result
-    result.capacity, result.made_of = capacity, (settings, work)
-    result.limit_name = settings.scheduler.max_running_setting
-    most = capacity.max_concurrency
-    if most < 1:
+    result.made_of, result.limit_name = (settings, work), settings.scheduler.max_running_setting
+    if capacity.running_streams < 1:
         result.refused = (
             f"{name}: the KV cache holds {capacity.kv_pool_tokens} tokens, less than one request's"
             f" {work.prompt_tokens + work.output_tokens}"
         )
         return result
-    asked = options.concurrency or _with_last(_doubling(most), most)
-    result.points = [capacity.point(b) for b in asked if b <= most]
-    result.notes = notes_on(capacity, [b for b in asked if b > most], own_limit=own_limit)
-    best = capacity.most_streams(options.ttft, options.tpot)
-    if best:
-        result.best = capacity.point(best)
-        result.held_back_by = _held_back_by(capacity, best, options)
-    shown = [*map(capacity.point, _with_last(_doubling(most), most)), *result.points]
-    result.peak = max([*shown, result.best] if result.best else shown, key=lambda point: point.total_tokens)
-    if options.claim is not None:
-        result.claim = _answer(capacity, options.claim)
+    _Loops(settings, options, capacity).fill(result)
     if beyond := beyond_profile(capacity.step_time):
         result.notes.append(f"step times are extrapolated beyond worker.profile: {beyond}")
-    if options.rate is not None and result.best is not None:
-        running = capacity.running_streams
-        at_level = capacity.point(capacity.most_streams(options.ttft, options.tpot, running))
-        if settings.is_autoscaled:
-            settings = changed(settings, {"autoscaler.enabled": False})
-            result.notes.append(
-                "replicas are counted without the autoscaler: each run has a fixed number of them; `lorrery simulate"
-                " --autoscale` shows what its rule does"
-            )
-        result.sizing = _size(settings, options, options.rate, at_level, running, watch(name))
     return result
 
 
-def _capacity(settings: Settings, work: Workload) -> Capacity:
-    """Return the arithmetic behind a plan's points.
+class _Loops:
+    """The points of one deployment, each simulated once."""
+
+    def __init__(self, settings: Settings, options: PlanOptions, capacity: Capacity) -> None:
+        alone = {"autoscaler.enabled": False} if settings.is_autoscaled else {}
+        self._settings = changed(settings, {"worker.gpus": 1, **alone})
+        self._options, self._capacity = options, capacity
+        self._found: dict[int, Point] = {}
+
+    def fill(self, result: Plan) -> None:
+        """Add the points, the largest number of streams within the level, and the answer to a claim."""
+        options, most = self._options, self._capacity.running_streams
+        own_limit = options.max_concurrency is not None
+        asked = options.concurrency or _with_last(_doubling(most), most)
+        result.points = [self.at(b) for b in asked if b <= most]
+        result.notes = notes_on(
+            self._capacity, [b for b in asked if b > most], self.at(most).requests, own_limit=own_limit
+        )
+        best = self._most_streams(most)
+        if best:
+            result.best = self.at(best)
+            result.held_back_by = bound_of(self._capacity, best, own_limit=own_limit) or "the level"
+        for streams in _with_last(_doubling(most), most):
+            self.at(streams)
+        result.peak = max(self._found.values(), key=lambda point: point.total_tokens)
+        if options.claim is not None:
+            result.claim = self._judged(options.claim, most)
+
+    def at(self, streams: int) -> Point:
+        """Return the figures of this many streams."""
+        if streams not in self._found:
+            self._found[streams] = self._point(streams)
+        return self._found[streams]
+
+    def _point(self, streams: int) -> Point:
+        work, capacity = self._options.work, self._capacity
+        times = stream(self._settings, work, streams, self._options.level, adapter_names(work))
+        decoding = max(round(streams * (1 - times.ttft / times.e2e)), 1)
+        shares = capacity.shares_of(times.ttft, times.tpot, decoding)
+        full = streams + 1 > capacity.fitting_streams
+        return Point(
+            concurrency=streams,
+            ttft=times.ttft,
+            itl=capacity.itl(decoding),
+            tpot=times.tpot,
+            e2e=times.e2e,
+            stream_tokens=work.output_tokens / times.e2e,
+            total_tokens=streams * work.output_tokens / times.e2e,
+            requests=streams / times.e2e,
+            kv_ratio=streams * capacity.stream_kv_tokens / capacity.kv_pool_tokens,
+            limit=KV_SPACE if full else max(shares, key=lambda part: shares[part]),
+            shares=shares,
+            met=times.met,
+        )
+
+    def _most_streams(self, most: int) -> int:
+        """Return the largest number of streams that keeps the level; 0 if not even one does."""
+        low, high = 0, 1
+        while high < most and self.at(high).met:
+            low, high = high, min(2 * high, most)
+        if self.at(high).met:
+            return high
+        while low + 1 < high:
+            middle = (low + high) // 2
+            if self.at(middle).met:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _judged(self, claim: Claim, most: int) -> ClaimAnswer:
+        ttft, alone = self._capacity.unqueued_ttft(claim.prompt_tokens), self.at(1).stream_tokens
+        enough = [b for b in _with_last(_doubling(most), most) if self.at(b).total_tokens >= claim.tokens_per_second]
+        streams = None
+        if enough:
+            low, streams = enough[0] // 2, enough[0]
+            while low + 1 < streams:
+                middle = (low + streams) // 2
+                if self.at(middle).total_tokens >= claim.tokens_per_second:
+                    streams = middle
+                else:
+                    low = middle
+        return ClaimAnswer(
+            unqueued_ttft=ttft,
+            ttft_holds=ttft < claim.ttft,
+            stream_tokens=alone,
+            stream_holds=alone >= claim.tokens_per_second,
+            total_streams=streams,
+            total_itl=None if streams is None else self.at(streams).itl,
+        )
+
+
+def search_for(
+    settings: Settings,
+    options: PlanOptions,
+    search: Search,
+    given: Iterable[str] = (),
+    watch: Watch = lambda _what, _met: None,
+    bounded: Callable[[Search], None] = lambda _search: None,
+) -> None:
+    """Search for the cheapest cluster that serves the rate.
+
+    Args:
+        settings: of the cluster, without groups of workers.
+        options: checked.
+        search: to fill, so that a caller who interrupts has the best so far.
+        given: settings that the caller has chosen, which are not searched over.
+        watch: called after each run.
+        bounded: called when the bounds are known, before the first run.
 
     Raises:
-        SettingsError: unknown names.
-        CatalogueError: the model does not fit.
+        SettingsError: unknown names, or a rate that cannot be simulated.
     """
-    deployment = deployment_of(settings)
-    step_time = step_time_of(settings, deployment)
-    pool_tokens = settings.scheduler.max_total_token_num
-    places, loads = adapter_loads(settings, deployment.model, work)
-    if pool_tokens is None:
-        pool_tokens = deployment.kv_pool_tokens(bytes_of_adapters(deployment, work, places))
-    replica = replica_settings(settings, pool_tokens)
-    return Capacity(deployment, step_time, work, turns_of(replica), room_of(replica, places, loads))
-
-
-def _plain(record: "Point | Workload | None") -> tuple[Any, ...] | None:
-    return None if record is None else tuple(getattr(record, one.name) for one in fields(record))
-
-
-def _size(settings: Settings, asked: PlanOptions, rate: float, at_level: Point, most: int, watch: Watch) -> Sizing:
-    """Find the fewest replicas that serve a rate (requests per second, Poisson) within the level at p99.
-
-    The first guess is the throughput of one busy replica, which ignores queueing. The trials, each a run of
-    `lorrery simulate`, include the cost of bursts, waiting and the policy's limits.
-    """
+    rate, work, level = options.rate, options.work, options.level
+    assert rate is not None
+    assert isinstance(options.search, tuple)
     if rate > MOST_RATE:
         raise SettingsError(f"--rate is {rate:g} requests/s; at most {MOST_RATE:g} can be planned for")
-    num_requests = asked.num_requests or _num_requests(rate, at_level.e2e)
-    work = asked.work
-    load = LoadOptions(
-        rate=rate,
-        num_requests=num_requests,
-        input_range=(work.prompt_tokens, work.prompt_tokens),
-        output_range=(work.output_tokens, work.output_tokens),
-        num_adapters=work.num_adapters or None,
-        adapter_exponent=0.0 if work.num_adapters else None,
-    )
-    guess = replicas_for(rate, _busy_rate(settings, load, asked, at_level, most))
-    if guess > 1 and guess * LEAST_REPLICA_REQUESTS > num_requests:
-        raise SettingsError(
-            f"--rate is {rate:g} requests/s, which takes some {guess:,} replicas; in a run of {num_requests:,} requests"
-            f" each gets fewer than {LEAST_REPLICA_REQUESTS}, too few to see a queue: plan for a part of the rate"
-            f" and multiply, or take longer runs with --requests {guess * LEAST_REPLICA_REQUESTS}"
+    alone: dict[str, object] = {"worker.gpus": 1, _REGISTRY: plan_registry(work)}
+    if settings.is_autoscaled:
+        alone["autoscaler.enabled"] = False
+        search.notes.append(
+            "replicas are counted without the autoscaler: each run has a fixed number of them; `lorrery simulate"
+            " --autoscale` shows what its rule does"
         )
-    trials = try_replicas(settings, load, ttft=asked.ttft, tpot=asked.tpot, guess=guess, watch=watch)
-    return Sizing(num_requests, num_requests / rate, trials, fewest(trials))
+    settings = changed(settings, alone)
+    found = list(shapes_of(settings, work, level, rate, axes_of(settings, work, options.search, given)))
+    shapes = [one for one in found if isinstance(one, Shape)]
+    search.not_shapes = [one for one in found if isinstance(one, str)]
+    if not shapes:
+        return
+    least = search.least = min(shapes, key=lambda one: (one.usd_per_hour or one.num_gpus) * one.least)
+    search.num_requests = options.num_requests or _num_requests(rate, least.e2e)
+    search.span_seconds = search.num_requests / rate
+    if least.least > 1 and least.least * LEAST_REPLICA_REQUESTS > search.num_requests:
+        raise SettingsError(
+            f"--rate is {rate:g} requests/s, which takes some {least.least:,} replicas; in a run of"
+            f" {search.num_requests:,} requests each gets fewer than {LEAST_REPLICA_REQUESTS}, too few to see a queue:"
+            f" plan for a part of the rate and multiply, or take longer runs with --requests"
+            f" {least.least * LEAST_REPLICA_REQUESTS}"
+        )
+    bounded(search)
+    runs = _Runs(work, rate, search.num_requests, level)
+    jobs = options.jobs or 1
+    with runs.pool(jobs) as run_all:
+
+        def watched(tasks: Sequence[Task]) -> Iterator[Trial]:
+            for (shape, number, _, _), trial in zip(tasks, run_all(tasks), strict=True):
+                yield trial
+                watch(f"{number} x {shape.name}", trial.met)
+
+        cheapest(shapes, level, watched, search.answer, num_seeds=options.seeds, at_once=jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """What all runs of a search have in common; travels to processes."""
+
+    work: Workload
+    rate: float
+    num_requests: int
+    level: Level
+
+    def run(self, task: Task) -> Trial:
+        """Simulate one."""
+        shape, number, seed, gives_up = task
+        load = load_of(self.work, self.rate, self.num_requests, seed)
+        return serve(shape.settings, load, self.level, number, gives_up=gives_up)
+
+    @contextmanager
+    def pool(self, jobs: int) -> Iterator[Callable[[Sequence[Task]], Iterator[Trial]]]:
+        """Yield what runs tasks, in this process or several; leaving it ends these."""
+        if jobs == 1:
+            yield partial(map, self.run)
+            return
+        context = get_context("fork" if sys.platform == "linux" else "spawn")
+        with ProcessPoolExecutor(jobs, context, _ignore_interrupts) as processes:
+            try:
+                yield partial(processes.map, self.run)
+            finally:
+                processes.shutdown(cancel_futures=True)
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C, which a terminal sends to all processes of a command, to the first one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _num_requests(rate: float, e2e: float) -> int:
-    """Return the default number of requests of a trial.
+    """Return the default number of requests of a run.
 
     Raises:
         SettingsError: more than can be simulated in reasonable time.
@@ -317,16 +453,6 @@ def _num_requests(rate: float, e2e: float) -> int:
     return min(max(math.ceil(SPANS * rate * e2e), LEAST_REQUESTS), MOST_REQUESTS)
 
 
-def _busy_rate(settings: Settings, load: LoadOptions, asked: PlanOptions, at_level: Point, most: int) -> float:
-    """Return a busy replica's requests per second: with all streams that fit, or with as many as arithmetic allows."""
-    found = 0.0
-    for streams in dict.fromkeys((most, at_level.concurrency)):
-        found, tpot = busy_rate(settings, load, streams)
-        if asked.tpot is None or tpot <= asked.tpot:
-            break
-    return found or at_level.requests
-
-
 def plan_registry(work: Workload) -> list[dict[str, str | int]]:
     """Return the adapters of a plan as the settings' registry, one family for each rank.
 
@@ -335,7 +461,12 @@ def plan_registry(work: Workload) -> list[dict[str, str | int]]:
     """
     if work.num_adapters > MAX_ADAPTERS:
         raise SettingsError(f"--adapters is {work.num_adapters}; at most {MAX_ADAPTERS} can be planned for")
-    return [{"id": f"plan-r{rank}", "rank": rank, "count": count} for rank, count in work.adapters_of_rank.items()]
+    return [{"id": f"{_FAMILY}{rank}", "rank": rank, "count": count} for rank, count in work.adapters_of_rank.items()]
+
+
+def adapter_names(work: Workload) -> list[str]:
+    """Return the ids of the registry's adapters, in its order."""
+    return [f"{_FAMILY}{rank}-{index}" for rank, count in work.adapters_of_rank.items() for index in range(count)]
 
 
 def registry_override(work: Workload) -> str:
@@ -351,28 +482,6 @@ def registry_override(work: Workload) -> str:
         for family in plan_registry(work)
     )
     return f"{_REGISTRY}=[{', '.join(families)}]"
-
-
-def _answer(capacity: Capacity, claim: Claim) -> ClaimAnswer:
-    ttft, alone = capacity.unqueued_ttft(claim.prompt_tokens), 1 / capacity.itl(1)
-    streams = capacity.streams_for(claim.tokens_per_second)
-    return ClaimAnswer(
-        unqueued_ttft=ttft,
-        ttft_holds=ttft < claim.ttft,
-        stream_tokens=alone,
-        stream_holds=alone >= claim.tokens_per_second,
-        total_streams=streams,
-        total_itl=None if streams is None else capacity.itl(streams),
-        known_to=capacity.max_concurrency if capacity.max_concurrency < capacity.running_streams else None,
-    )
-
-
-def _held_back_by(capacity: Capacity, best: int, options: PlanOptions) -> str:
-    bound = bound_of(capacity, best, own_limit=options.max_concurrency is not None)
-    if bound is not None:
-        return bound
-    one_more = capacity.point(best + 1)
-    return "TTFT" if options.ttft is not None and one_more.ttft > options.ttft else "TPOT"
 
 
 def _doubling(most: int) -> list[int]:
