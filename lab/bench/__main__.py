@@ -30,6 +30,7 @@ from lab.bench import (
     last_hop,
     live_vs_sim,
     machine,
+    plans,
     scale,
     sim_growth,
     sim_speed,
@@ -134,6 +135,11 @@ def _lag(run: Run) -> Results:
     yield "lag", [asdict(one) for one in found], worker_lag.lag_table(found)
 
 
+def _plans(run: Run) -> Results:
+    found = plans.measure(run.tell, plans.QUESTIONS[: run.either(3, len(plans.QUESTIONS))])
+    yield "plans", [{**asdict(one), "equal": one.equal} for one in found], plans.plans_table(found)
+
+
 BENCHMARKS: dict[str, Callable[[Run], Results]] = {
     "fidelity": _fidelity,
     "last-hop": _last_hop,
@@ -143,6 +149,7 @@ BENCHMARKS: dict[str, Callable[[Run], Results]] = {
     "step-cpu": _step_cpu,
     "scale": _scale,
     "lag": _lag,
+    "plans": _plans,
 }
 
 

@@ -545,3 +545,59 @@ def test_settings_are_checked_with_the_plans_adapters_not_with_those_that_they_r
     assert "KV tokens" in plan("--engine", "vllm", *arguments, "--set", "adapters.max_lora_rank=16")
     with pytest.raises(SettingsError, match="has rank 32; max_lora_rank is 16"):
         plan("--engine", "vllm", "--adapters", "3", "--rank", "32", "--set", "adapters.max_lora_rank=16")
+
+
+LORA = [*SMALL, "--adapters", "8", "--rate", "6", "--requests", "200", "--seeds", "1", "--jobs", "1", "--tp", "1"]
+
+
+def test_a_curve_answers_each_value_and_says_what_one_more_adapter_costs(tmp_path):
+    output = plan(*LORA, "--curve", "adapters=4,16", "--json", str(tmp_path / "plan.json"))
+    curve = json.loads((tmp_path / "plan.json").read_text())["curve"]
+    assert list(curve) == ["4", "16"]
+    few, many = (one["usd_per_hour"] for one in curve.values())
+    assert "$/h for one more" in output
+    assert f"{(many - few) / 12:,.3f}" in output
+    slots = plan(*LORA, "--curve", "adapters.max_loras=1,8", "--json", str(tmp_path / "plan.json"))
+    curve = json.loads((tmp_path / "plan.json").read_text())["curve"]
+    assert [one["changes"][-2] for one in curve.values()] == ["adapters.max_loras=1", "adapters.max_loras=8"]
+    assert re.search(r"^ +1  .*\n +8  ", slots, re.MULTILINE)
+
+
+def test_the_answer_says_how_many_tenants_more_it_has_room_for(tmp_path):
+    output = plan(*LORA, "--json", str(tmp_path / "plan.json"))
+    found = json.loads((tmp_path / "plan.json").read_text())["search"]
+    more = found["tenants"]["held"] - 8
+    assert re.search(rf"room for (at least )?{more} more of such tenants|no room for more of such", output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--curve", "adapters=few"], "--curve adapters: few is not a number"),
+        (["--curve", "adapters=0", "--curve", "rate=2"], "--curve adapters and rate: a curve is over one of them"),
+        (["--curve", "scheduler.speed=1"], "no such setting"),
+        (["--curve", "rate=1", "--page", "x.html"], "leave out --curve"),
+        (["--drift", "sideways"], "--drift sideways: expected"),
+        (["--plot", "x.png"], "--page FILE has a plot"),
+    ],
+)
+def test_what_cannot_be_asked_of_a_rate_is_refused(arguments, message):
+    with pytest.raises(SettingsError, match=message):
+        plan(*LORA, *arguments)
+
+
+def test_adapters_whose_popularity_shifts_are_served_worse():
+    late = (
+        "--slo",
+        "ttft_p99=9",
+        "--set",
+        "adapters.max_loras=2",
+        "--adapter-exponent",
+        "2",
+        "--search",
+        "scheduler.placement=least_loaded",
+    )
+    still = plan(*LORA, *late)
+    shifting = plan(*LORA, *late, "--drift", "shift,every=2")
+    assert still != shifting
+    assert "--drift shift,every=2" in shifting

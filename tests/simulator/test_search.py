@@ -2,20 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from math import prod
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import lorrery
 from lorrery.service.settings.cluster import Settings, changed
 from lorrery.simulator.loop.request import SimulatedRequest
 from lorrery.simulator.plan.level import Judge, level_of
 from lorrery.simulator.plan.search import Answer, Task, cheapest, summed_up
 from lorrery.simulator.plan.shapes import Shape
-from lorrery.simulator.plan.trials import Trial, load_of, serve
-from lorrery.worker.device.capacity import Workload
+from lorrery.simulator.plan.trials import Trial
 from lorrery.worker.device.output import Ending, FinishReason
 
 LEVEL = level_of((("ttft_p95", 1.0),))
@@ -89,38 +86,3 @@ def test_goodput_counts_requests_that_keep_all_bounds():
     for number, (ttft, tpot) in enumerate(product((0.5, 1.5), (0.1, 0.3))):
         judge.add(request(number, ttft, tpot=tpot))
     assert judge.figures() == {"ttft_p50": pytest.approx(0.5), "tpot_p50": pytest.approx(0.1), "goodput": 0.25}
-
-
-SMALL = {"model": "Llama-3.1-8B", "worker": {"gpu": "L40S"}, "engine": "vllm"}
-PROBLEMS = [
-    ({"prompt_tokens": (200, 600), "output_tokens": (50, 150), "rate": 20}, {"ttft_p95": 0.5}, {}),
-    (
-        {"prompt_tokens": 400, "output_tokens": 60, "rate": 12, "adapters": 8, "adapter_exponent": 1.0},
-        {"ttft_p95": 1.0, "goodput": 0.9},
-        {"adapters.max_loras": [2, 8], "scheduler.placement": ["adapter_hash", "least_loaded"]},
-    ),
-    (
-        {"prompt_tokens": 900, "output_tokens": 80, "rate": 10},
-        {"tpot_mean": 0.035, "ttft_p90": 2.0},
-        {"worker.gpu": ["L40S", "A100-80-SXM"], "scheduler.max_num_seqs": [16, 64]},
-    ),
-]
-
-
-@pytest.mark.parametrize(("work", "slo", "search"), PROBLEMS)
-def test_the_cheapest_cluster_is_what_simulating_every_one_finds(work: dict, slo: dict, search: dict):
-    search = {"worker.tensor_parallel": [1, 2], **search}
-    own = {**SMALL, "worker": {} if "worker.gpu" in search else SMALL["worker"]}
-    plan = lorrery.plan(own, **work, slo=slo, search=search, seeds=1, num_requests=300)
-    answer = plan.search.answer
-    shapes = [answer.shape, *(one.shape for one in answer.rejected)]
-    assert len(shapes) == prod(map(len, search.values()))
-    prompt, output = ((n, n) if isinstance(n, int) else n for n in (work["prompt_tokens"], work["output_tokens"]))
-    asked = Workload(prompt, output, work.get("adapters", 0), (16,), work.get("adapter_exponent", 0.0))
-    load, level = load_of(asked, work["rate"], 300), level_of(tuple(slo.items()))
-
-    def least_cost(shape: Shape) -> float:
-        number = next(n for n in range(1, 99) if serve(shape.settings, load, level, n, gives_up=True).met)
-        return number * shape.usd_per_hour
-
-    assert answer.usd_per_hour == pytest.approx(min(map(least_cost, shapes)))

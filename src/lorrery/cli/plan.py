@@ -4,10 +4,8 @@ Values not given on the command line are read from the settings, so that the pla
 """
 
 import json
-import shlex
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,21 +15,20 @@ from rich.console import Console
 
 from lorrery.cli import plan_text
 from lorrery.cli.flags import ConfigOption, VersionOption, takes_deployment, with_deployment
+from lorrery.cli.plan_search import Cluster, Question, search_json, span
 from lorrery.service.commands import Command, command_app, command_options, takes
 from lorrery.service.errors import SettingsError
-from lorrery.service.files.reading import read_toml
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
 from lorrery.service.files.writing import check_writable, write_output
 from lorrery.service.options import given_to
-from lorrery.service.settings.cluster import Settings, load
-from lorrery.service.settings.reading import key_of, leaves, override_of
+from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.arguments import read_table
 from lorrery.simulator.plan.limits import all_alike, by_name, each_alike
-from lorrery.simulator.plan.options import Axis, PlanOptions
-from lorrery.simulator.plan.plan import Plan, Search, make_plan, registry_override, search_for
-from lorrery.simulator.plan.search import Proof, Rejected
-from lorrery.simulator.sweep.backends import num_cores
+from lorrery.simulator.plan.options import PlanOptions
+from lorrery.simulator.plan.plan import Plan, make_plan
+from lorrery.simulator.plan.trials import registry_override
 from lorrery.view import plots
+from lorrery.view.reports.plan import plan_page
 from lorrery.view.terminal import table_console
 from lorrery.worker.device.capacity import Workload
 
@@ -40,52 +37,6 @@ if TYPE_CHECKING:
 
 _MOST_LABELS = 4
 """Most deployments in one plot for which every mark is labelled."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Settings as given on the command line.
-
-    Attributes:
-        config: settings file.
-        overrides: `KEY=VALUE`; later ones win.
-    """
-
-    config: Path
-    overrides: tuple[str, ...] = ()
-
-    def but(self, **values: str | int | None) -> "Cluster":
-        """Return a copy with settings changed; `__` in a name stands for a dot, None leaves a setting unchanged."""
-        changes = (override_of(name.replace("__", "."), value) for name, value in values.items() if value is not None)
-        return replace(self, overrides=(*self.overrides, *changes))
-
-    def alone(self) -> "Cluster":
-        """Return a copy with one worker per process, so that the number of processes is the number of workers."""
-        return self if self.settings().worker.gpus == 1 else self.but(worker__gpus=1)
-
-    def unscaled(self) -> "Cluster":
-        """Return a copy without an autoscaler; settings of its rule would be refused as without effect."""
-        others = (override for override in self.overrides if not f"{key_of(override)}.".startswith("autoscaler."))
-        found = replace(self, overrides=tuple(others))
-        return found.but(autoscaler__enabled=False) if found.settings().is_autoscaled else found
-
-    def changed(self, changes: Mapping[str, object]) -> "Cluster":
-        """Return a copy with settings changed."""
-        texts = (f"{key}={json.dumps(value)}" for key, value in changes.items())
-        return replace(self, overrides=(*self.overrides, *texts))
-
-    def settings(self) -> Settings:
-        """Read the settings.
-
-        Raises:
-            SettingsError: as `service.settings.reading.load`.
-        """
-        return load(self.config, self.overrides)
-
-    def arguments(self) -> list[str]:
-        """Return the options that give these settings."""
-        config = [] if self.config == DEFAULT_SETTINGS else ["--config", str(self.config)]
-        return [*config, *(part for override in self.overrides for part in ("--set", override))]
 
 
 app = command_app()
@@ -107,6 +58,13 @@ def plan(
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Plot latency against throughput; .svg, .png or .pdf.")
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="With --rate: write the answer as an HTML page, with its flags and Helm values and what surrounds it.",
+        ),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", dir_okay=False, help="Write the figures to this file.")
@@ -144,107 +102,65 @@ def plan(
     del version
     if plot is not None:
         plots.check("--plot", plot)
-    if json_file is not None:
-        check_writable("--json", json_file)
+    for name, file in (("--json", json_file), ("--page", page)):
+        if file is not None:
+            check_writable(name, file)
     options = read_table(PlanOptions(config, **given_to(PlanOptions, given)))
     cluster = Cluster(config, (*with_deployment(given, overrides), registry_override(options.work)))
     cluster = cluster.changed(options.limits)
     if (ranks := given["ranks"]) is not None and not options.adapters:
         raise SettingsError(f"--rank {ranks}: goes with --adapters only")
-    for name, value in (("--requests", options.num_requests), ("--search", options.search or None)):
-        if value is not None and options.rate is None:
+    for name, value in (
+        ("--requests", options.num_requests),
+        ("--search", options.search),
+        ("--curve", options.curve),
+        ("--drift", options.drift),
+        ("--page", page),
+    ):
+        if value and options.rate is None:
             raise SettingsError(f"{name} goes with --rate only")
+    if plot is not None and options.rate is not None:
+        raise SettingsError("--plot draws one replica's figures, which --rate does not print; --page FILE has a plot")
+    if page is not None and options.curve:
+        raise SettingsError("--page is of one answer: leave out --curve")
+    named = {"worker.gpu": gpus or (), "worker.tensor_parallel": degrees or ()}
     console = table_console()
-    interrupted, search = False, None
+    content: dict[str, object] = {"workload": asdict(options.work)}
     if options.rate is None:
         plans = [make_plan(one.settings(), options) for one in _clusters(cluster, models, gpus, degrees)]
+        if len(plans) == 1:
+            plan_text.show_one(console, plans[0], options)
+        else:
+            plan_text.show_many(console, plans, options)
+        content["plans"] = [_to_json(p) for p in plans]
+        drawn = [p for p in plans if p.points]
+        if plot is not None and drawn:
+            _draw(plot, drawn, options)
+            typer.echo(f"plot: {plot}")
+        code = 0 if any(p.refused is None for p in plans) else 1
     else:
-        found = _search(console, cluster, options, models, gpus, degrees)
-        plans, search, interrupted = [] if found.plan is None else [found.plan], found.search, found.interrupted
-    if search is not None:
-        plan_text.show_search(console, search, options, interrupted=interrupted)
-    elif len(plans) == 1:
-        plan_text.show_one(console, plans[0], options)
-    else:
-        plan_text.show_many(console, plans, options)
+        code = _for_rate(Question.of(cluster, options, models or (), named), console, content, page)
     if json_file is not None:
-        content = {"workload": asdict(options.work), "plans": [_to_json(p) for p in plans]}
-        if search is not None:
-            content["search"] = _search_json(search)
         write_output(json_file, json.dumps(content, indent=1) + "\n")
-    drawn = [p for p in plans if p.points]
-    if plot is not None and drawn:
-        _draw(plot, drawn, options)
-        typer.echo(f"plot: {plot}")
+    raise typer.Exit(code)
+
+
+def _for_rate(question: Question, console: Console, content: dict[str, object], page: Path | None) -> int:
+    """Search, print, and write the page; add the figures to `content`, and return the exit code."""
+    if question.options.curve:
+        curve, interrupted = question.curve(console)
+        content["curve"] = {value: search_json(one, question.options) for value, one in curve.items()}
+        found = list(curve.values())
+    else:
+        search, interrupted = question.answer(console, surrounded=page is not None)
+        told = content["search"] = search_json(search, question.options)
+        found = [search]
+        if page is not None:
+            write_output(page, plan_page(told))
+            typer.echo(f"page: {page}")
     if interrupted:
-        raise typer.Exit(130)
-    if not any(p.refused is None for p in plans):
-        raise typer.Exit(1)
-
-
-@dataclass(slots=True)
-class _Found:
-    search: Search
-    plan: Plan | None = None
-    interrupted: bool = False
-
-
-def _search(
-    console: Console,
-    cluster: Cluster,
-    options: PlanOptions,
-    models: list[str] | None,
-    gpus: list[str] | None,
-    degrees: list[int] | None,
-) -> _Found:
-    """Search, showing the bound at once and on a terminal what is simulated; then plan what was found."""
-    if len(models or ()) > 1:
-        raise SettingsError(f"--rate searches for one model; {len(models or ())} are named with --model")
-    named: list[Axis] = [
-        (key, tuple(map(str, values)))
-        for key, values in (("worker.gpu", gpus), ("worker.tensor_parallel", degrees))
-        if values
-    ]
-    assert isinstance(options.search, tuple)
-    if both := {key for key, _ in named} & {key for key, _ in options.search}:
-        raise SettingsError(f"--search {both.pop()}: there is an option for it too; give one of them")
-    options = replace(options, search=(*named, *options.search), jobs=options.jobs or num_cores())
-    base = cluster.but(model=models[0] if models else None)
-    given = [key_of(override) for override in base.overrides]
-    if cluster.config != DEFAULT_SETTINGS:
-        given += [".".join(key) for key, _ in leaves(read_toml(cluster.config))]
-    first = base.settings()
-    kinds = [all_alike(first)] if gpus and first.workers else each_alike(first)
-    if len(kinds) > 1:
-        raise SettingsError(f"[[workers]] has {len(kinds)} groups; name one with --set worker.group=0, or --gpu")
-    base = base.changed(kinds[0])
-    found = _Found(Search())
-    progress = Console(stderr=True)
-    with progress.status("planning") as status:
-        if not sys.stderr.isatty():
-            status.stop()
-
-        def bounded(search: Search) -> None:
-            plan_text.show_bound(console, search, options)
-
-        def watch(what: str, met: bool) -> None:
-            best = found.search.answer
-            so_far = "" if best.shape is None else f"; best so far {best.num_replicas} x {best.shape.name}"
-            status.update(f"{best.num_trials} runs; {what}: {'met' if met else 'missed'}{so_far}")
-
-        try:
-            search_for(
-                base.settings(), options, found.search, given,
-                watch=watch, bounded=bounded,
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            found.interrupted = True
-        shape = found.search.answer.shape
-        if shape is not None:
-            chosen = replace(base, overrides=(*base.overrides, *shape.changes)).alone()
-            found.search.command = command_of(chosen, options, found.search)
-            found.plan = make_plan(shape.settings, options)
-    return found
+        return 130
+    return 0 if any(one.answer.shape is not None for one in found) else 1
 
 
 def _clusters(
@@ -279,60 +195,6 @@ def _to_json(one: Plan) -> dict[str, object]:
         "within_service_level": asdict(one.best) if one.best else None,
         "claim": asdict(one.claim) if one.claim else None,
     }
-
-
-def _search_json(search: Search) -> dict[str, object]:
-    answer = search.answer
-    return {
-        "replicas": answer.num_replicas or None,
-        "gpus": answer.num_gpus or None,
-        "usd_per_hour": answer.usd_per_hour,
-        "changes": None if answer.shape is None else answer.shape.changes,
-        "finished": answer.finished,
-        "num_trials": answer.num_trials,
-        "num_requests": search.num_requests,
-        "span_seconds": search.span_seconds,
-        "bound": None if search.least is None else [search.least.name, search.least.least],
-        "proofs": [_proof_json(proof) for proof in answer.proofs],
-        "rejected": [_rejected_json(one) for one in answer.rejected],
-        "not_shapes": search.not_shapes,
-        "command": search.command,
-    }
-
-
-def _proof_json(proof: Proof) -> dict[str, object]:
-    names = ("num_replicas", "means", "margins", "met", "is_clear")
-    seeds = [{"seed": trial.seed, **trial.figures} for trial in proof.trials]
-    return {**{name: getattr(proof, name) for name in names}, "seeds": seeds}
-
-
-def _rejected_json(one: Rejected) -> dict[str, object]:
-    figures = None if one.trial is None else one.trial.figures
-    return {"changes": one.shape.changes, "num_replicas": one.num_replicas, "figures": figures}
-
-
-def command_of(cluster: Cluster, options: PlanOptions, search: Search) -> str:
-    """Return the `lorrery simulate` command that repeats the first run of the answer."""
-    work = options.work
-    assert options.rate is not None
-    arguments = [
-        *cluster.unscaled().arguments(), "--rate", _number(options.rate), "--input-range", _span(work.prompt),
-        "--output-range", _span(work.output), "-n", str(search.num_requests),
-    ]  # fmt: skip
-    if work.num_adapters:
-        arguments += ["--num-adapters", str(work.num_adapters), "--adapter-exponent", _number(work.exponent)]
-    arguments += ["--workers", str(search.answer.num_replicas)]
-    return f"lorrery simulate {shlex.join(arguments)}"
-
-
-def _span(lengths: tuple[int, int]) -> str:
-    low, high = lengths
-    return str(low) if low == high else f"{low}:{high}"
-
-
-def _number(value: float) -> str:
-    short = f"{value:g}"
-    return short if float(short) == value else repr(value)
 
 
 def _draw(path: Path, plans: Sequence[Plan], options: PlanOptions) -> None:
@@ -401,6 +263,6 @@ def _caption(plans: Sequence[Plan], work: Workload) -> str:
     names = "; ".join(plan.name for plan in plans) if len(plans) <= _MOST_LABELS else f"{len(plans)} deployments"
     adapters = f", one of {work.num_adapters} adapters" if work.num_adapters else ""
     return (
-        f"{names}. Every request: {_span(work.prompt)} tokens in, {_span(work.output)} out{adapters}. Closed loop,"
+        f"{names}. Every request: {span(work.prompt)} tokens in, {span(work.output)} out{adapters}. Closed loop,"
         " simulated; step times by the model of docs/step-time.md."
     )

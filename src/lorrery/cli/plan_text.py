@@ -1,19 +1,17 @@
 """Formats the results of `lorrery plan`: tables, a text plot, sentences."""
 
-import math
 from collections.abc import Sequence
 
 from rich.console import Console
 
 from lorrery.scheduler.core.adapters.loads import AdapterCosts, Tier
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.simulator.plan.level import Bound
+from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.plan.options import Claim, PlanOptions
-from lorrery.simulator.plan.plan import ClaimAnswer, Plan, Point, Search
-from lorrery.simulator.plan.search import Rejected
-from lorrery.simulator.plan.shapes import Shape
+from lorrery.simulator.plan.plan import ClaimAnswer, Plan, Point
+from lorrery.validation.nearest import how_far
 from lorrery.view.terminal import FigureTable
-from lorrery.worker.build import read_catalogue
+from lorrery.worker.build import deployment_of
 from lorrery.worker.device.basis import in_one_line, with_sources
 from lorrery.worker.device.capacity import Workload
 from lorrery.worker.device.deployment import weight_bytes
@@ -26,7 +24,7 @@ _PLOT_MARGINS = 17
 def show_one(console: Console, plan: Plan, options: PlanOptions) -> None:
     """Print everything about one deployment."""
     work = options.work
-    console.print(f"[bold]{plan.name}[/bold]: {_requests(work)}")
+    console.print(f"[bold]{plan.name}[/bold]: {requests_in_words(work)}")
     if plan.refused is not None or plan.capacity is None:
         console.print(plan.refused)
         return
@@ -36,6 +34,8 @@ def show_one(console: Console, plan: Plan, options: PlanOptions) -> None:
         console.print(note, highlight=False, markup=False)
     for line in with_sources(plan.capacity.grounds):
         console.print(line, highlight=False, markup=False)
+    assert plan.made_of is not None
+    console.print(measured_near(*plan.made_of), highlight=False, markup=False)
     console.print(f"TTFT without queueing: {plan.capacity.unqueued_ttft() * 1e3:.0f} ms")
     console.print()
     if plan.points:
@@ -55,7 +55,7 @@ def show_one(console: Console, plan: Plan, options: PlanOptions) -> None:
 
 def show_many(console: Console, plans: Sequence[Plan], options: PlanOptions) -> None:
     """Print one line per deployment."""
-    console.print(f"{_requests(options.work)}; service level: {options.level}; times in ms, rates in tokens/s")
+    console.print(f"{requests_in_words(options.work)}; service level: {options.level}; times in ms, rates in tokens/s")
     table = FigureTable(first_to_go=("KV tokens", "8", "32", "one stream", "ITL b=1"))
     table.add_column("deployment", justify="left", wraps_at=16)
     names = ["TTFT without queueing", "ITL b=1", "8", "32", "one stream", "peak (b)", "in level (b)", "KV tokens"]
@@ -151,7 +151,7 @@ def _fits(plan: Plan, work: Workload) -> list[str]:
         pool += f"; scheduler.max_total_token_num is {capacity.kv_pool_tokens}"
     if capacity.block_size is not None:
         pool += f" in blocks of {capacity.block_size}"
-    streams = f"{_counted(capacity.fitting_streams, 'stream')} at once"
+    streams = f"{counted(capacity.fitting_streams, 'stream')} at once"
     if capacity.running_streams < capacity.fitting_streams:
         streams += f"; scheduler.{plan.limit_name} lets {capacity.running_streams} run"
     lines = [f"{room} for {pool}: {streams}"]
@@ -202,144 +202,8 @@ def _service(plan: Plan, options: PlanOptions) -> list[str]:
     if best is None:
         return [f"service level {options.level}: not even one stream keeps it"]
     served = f"{_whole(best.total_tokens)} tokens/s in all, {best.requests:.2f} requests/s"
-    line = f"service level {options.level}, in a closed loop: {_counted(best.concurrency, 'stream')}, {served}"
+    line = f"service level {options.level}, in a closed loop: {counted(best.concurrency, 'stream')}, {served}"
     return [f"{line}; held back by {plan.held_back_by}"]
-
-
-def show_bound(console: Console, search: Search, options: PlanOptions) -> None:
-    """Print what no cluster can undercut."""
-    assert search.least is not None
-    least, count = search.least, search.least.least
-    gpus = f"{count * least.num_gpus} x {least.gpu}"
-    console.print(
-        f"{options.rate:g} requests/s of {_requests(options.work)}; service level: {options.level}\n"
-        f"at least {gpus}{_cost(least, count)}, by arithmetic; simulating {search.num_requests:,} requests over"
-        f" {search.span_seconds:,.0f} s a run, Poisson arrivals",
-        markup=False,
-    )
-
-
-_MOST_REJECTED = 8
-"""Lost runs that are shown."""
-
-
-def show_search(console: Console, search: Search, options: PlanOptions, *, interrupted: bool) -> None:
-    """Print what was found, what was not, and what it costs."""
-    answer, level = search.answer, options.level
-    lost = [one for one in answer.rejected if one.trial is not None]
-    pruned = len(answer.rejected) - len(lost)
-    table = FigureTable(first_to_go=("replicas",))
-    table.add_column("deployment", justify="left", wraps_at=24)
-    for name in ("replicas", "GPUs", "$/h", *(bound.name for bound in level.bounds), ""):
-        table.add_column(name, justify="left" if not name else "right")
-    for proof in reversed(answer.proofs):
-        assert answer.shape is not None
-        figures = [
-            f"{bound.shown(proof.means[bound.name])}{_margin(bound, proof.margins[bound.name])}"
-            for bound in level.bounds
-        ]
-        verdict = ("met" if proof.met else "missed") + ("" if proof.is_clear else ", not clearly")
-        table.add_row(answer.shape.name, *_size(answer.shape, proof.num_replicas), *figures, verdict)
-    for one in sorted(lost, key=_cost_of)[:_MOST_REJECTED]:
-        assert one.trial is not None
-        figures = [bound.shown(one.trial.figures[bound.name]) for bound in level.bounds]
-        table.add_row(one.shape.name, *_size(one.shape, one.num_replicas), *figures, "missed")
-    if answer.proofs or lost:
-        console.print(table)
-    more = len(lost) - _MOST_REJECTED
-    notes = [
-        f"{more} others missed it" if more > 0 else "",
-        f"{pruned} cost no less, by arithmetic or by a run" if pruned else "",
-        f"{len(search.not_shapes)} cannot be (--json says why)" if search.not_shapes else "",
-    ]
-    if any(notes):
-        console.print(
-            f"of {len(answer.rejected) + len(search.not_shapes) + 1} combinations: {', '.join(filter(None, notes))}"
-        )
-    for line in _answer(search, options, interrupted=interrupted):
-        console.print(line, markup=False, highlight=False)
-    if search.command:
-        console.print(search.command, markup=False, style="dim", soft_wrap=True)
-
-
-def _answer(search: Search, options: PlanOptions, *, interrupted: bool) -> list[str]:
-    answer, shape = search.answer, search.answer.shape
-    if shape is None:
-        if interrupted:
-            return ["interrupted before a cluster that keeps the level was found"]
-        if search.least is None:
-            return ["no combination can serve such requests", *search.not_shapes[:_MOST_REJECTED]]
-        lost = max((one for one in answer.rejected if one.trial is not None), key=_cost_of).trial
-        assert lost is not None
-        if lost.in_vain:
-            return [f"{options.rate:g} requests/s: every request fails, on any number of replicas: {lost.failure}"]
-        failure = f"; of {lost.num_ended:,} requests {lost.num_failed:,} failed: {lost.failure}" if lost.failure else ""
-        return [f"{options.rate:g} requests/s: no cluster that was tried keeps {options.level}{failure}"]
-    so_far = "interrupted; the best so far, not proven: " if interrupted or not answer.finished else ""
-    size = f"{_counted(answer.num_replicas, 'replica')} of {shape.name}: {_counted(answer.num_gpus, 'GPU')}"
-    lines = [f"{so_far}{size}{_cost(shape, answer.num_replicas)}"]
-    if any(not proof.is_clear for proof in answer.proofs):
-        lines.append(
-            f"with {options.seeds} seeds an interval holds the limit: one replica more or less cannot be told apart;"
-            f" --seeds {2 * options.seeds} tells more"
-        )
-    return [*lines, *_money(search, options), *search.notes]
-
-
-def _money(search: Search, options: PlanOptions) -> list[str]:
-    """Return what the answer costs per token and tenant, and the power that it may take."""
-    answer, shape, work = search.answer, search.answer.shape, options.work
-    assert shape is not None
-    assert options.rate is not None
-    catalogue, lines = read_catalogue(shape.settings.catalogue), []
-    millions = options.rate * work.output_tokens * 3600 / 1e6
-    price, usd, watts = catalogue.price(shape.gpu), answer.usd_per_hour, catalogue.gpu(shape.gpu).watts
-    if price is None or usd is None:
-        lines.append(f"no price of {shape.gpu} is known, so GPUs are counted (docs/capacity.md, prices)")
-    else:
-        tenant = ""
-        if work.num_adapters:
-            least, most = (usd * float(share) for share in (work.shares[-1], work.shares[0]))
-            spread = f"${most:.2f}/h" if least == most else f"${least:.2f} to ${most:.2f}/h"
-            tenant = f"; {spread} for each of {work.num_adapters} tenants, by their requests"
-        lines.append(
-            f"${usd / millions:.2f} per million output tokens{tenant}; {price.source}, {price.date}:"
-            f" ${price.usd_per_hour:g}/h for one {shape.gpu}"
-        )
-    if watts is not None:
-        kilowatts = answer.num_gpus * watts / 1e3
-        lines.append(
-            f"at most {kilowatts:,.1f} kW, {kilowatts / millions:.2f} kWh per million output tokens: {watts:g} W a GPU,"
-            " its data sheet's, all the time (assumed)"
-        )
-    return lines
-
-
-def _size(shape: Shape, number: int) -> tuple[str, str, str]:
-    usd = shape.usd_per_hour
-    return str(number), str(number * shape.num_gpus), "-" if usd is None else f"{usd * number:,.2f}"
-
-
-def _cost(shape: Shape, number: int) -> str:
-    return "" if shape.usd_per_hour is None else f", ${shape.usd_per_hour * number:,.2f}/h"
-
-
-def _cost_of(one: Rejected) -> float:
-    return one.num_replicas * (one.shape.usd_per_hour or one.shape.num_gpus)
-
-
-def _margin(bound: Bound, margin: float) -> str:
-    return f" ±{bound.shown(margin).removesuffix(' ms')}" if math.isfinite(margin) else ""
-
-
-def _requests(work: Workload) -> str:
-    lengths = [f"{low:,}" if low == high else f"{low:,} to {high:,}" for low, high in (work.prompt, work.output)]
-    adapters = f", {work.num_adapters} adapters" if work.num_adapters else ""
-    return f"prompts of {lengths[0]} tokens, answers of {lengths[1]}{adapters}"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _claim_lines(plan: Plan, claim: Claim | None) -> list[str]:
@@ -396,3 +260,22 @@ def _whole(value: float) -> str:
 
 def _thousands(value: int) -> str:
     return f"{value / 1e6:.2f}M" if value >= 1e6 else f"{value / 1e3:.0f}k"
+
+
+def requests_in_words(work: Workload) -> str:
+    """Return what requests are asked for."""
+    lengths = [f"{low:,}" if low == high else f"{low:,} to {high:,}" for low, high in (work.prompt, work.output)]
+    adapters = f", {work.num_adapters} adapters" if work.num_adapters else ""
+    return f"prompts of {lengths[0]} tokens, answers of {lengths[1]}{adapters}"
+
+
+def measured_near(settings: Settings, work: Workload) -> str:
+    """Return which measured runs are nearest to a deployment, and how far the model is from them."""
+    engine = (settings.engine or "slora").partition("-")[0]
+    deployed, weight = deployment_of(settings), settings.worker.weight_dtype
+    return how_far(engine, deployed.gpu.name, weight, deployed.model.name, adapters=work.num_adapters > 0)
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number with its noun."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -424,7 +424,11 @@ def settings_file(engine: Engine) -> str:
     head = f"# What the flags amount to; run it with lorrery up{workers} --config FILE.\n"
     if engine.api_keys:
         head += _NO_KEYS
-    settings = engine.settings
+    return f"{head}\n{to_toml(settings_tables(engine.settings))}"
+
+
+def settings_tables(settings: Settings) -> dict[str, Any]:
+    """Return the tables of a settings file with these settings, without what its engine's preset gives."""
     scheduler = settings.scheduler
     base: dict[str, object] = {
         "model": settings.model,
@@ -440,7 +444,7 @@ def settings_file(engine: Engine) -> str:
             merge(tables, nested(key, value))
     # Values that follow from the engine's preset are not repeated.
     merge(tables, _unlike(settings.model_dump(), changed({}, base).model_dump()))
-    return f"{head}\n{to_toml(tables)}"
+    return tables
 
 
 def _unlike(tables: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,17 @@
 """What a plan is asked for: the table of options of `lorrery.plan` and of the command `lorrery plan`."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Annotated
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
+from typing import Annotated, Any
 
-from lorrery.loadgen.option_texts import parse_range
+from lorrery.loadgen.option_texts import parse_drift, parse_range
 from lorrery.loadgen.workload.request import MOST_TOKENS
 from lorrery.service.errors import SettingsError
 from lorrery.service.names import cut
 from lorrery.service.options import Option
-from lorrery.simulator.arguments import read_positive, read_whole, shown
+from lorrery.simulator.arguments import read_positive, read_table, read_whole, shown
 from lorrery.simulator.options import Overrides, SettingsLike
 from lorrery.simulator.plan.level import DEFAULT, Level, level_of, parse_level, read_level
 from lorrery.worker.device.capacity import Workload
@@ -94,11 +95,11 @@ def _read_claim(name: str, claim: object) -> Claim:
     )
 
 
-def _parse_axis(text: str) -> Axis:
+def _parse_axis(option: str, text: str) -> Axis:
     key, equals, values = text.partition("=")
     found = tuple(value.strip() for value in values.split(","))
     if not equals or not key.strip() or not all(found):
-        raise SettingsError(f"--search {cut(text)}: expected KEY=VALUE,VALUE, as in adapters.max_loras=8,16,32")
+        raise SettingsError(f"{option} {cut(text)}: expected KEY=VALUE,VALUE, as in adapters.max_loras=8,16,32")
     return key.strip(), found
 
 
@@ -111,6 +112,29 @@ def _read_axes(name: str, given: object) -> tuple[Axis, ...]:
             raise SettingsError(f"{name} is {shown(given)}; expected lists, such as {{'adapters.max_loras': [8, 16]}}")
         found.append((key, tuple(json.dumps(value) for value in values)))
     return tuple(found)
+
+
+def _read_drift(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise SettingsError(f"{name} is {shown(value)}; expected text, as for `lorrery load --drift`")
+    parse_drift(value)
+    return value
+
+
+def _range_of(text: str) -> object:
+    return tuple(json.loads(text)) if text.startswith("[") else parse_range(text)
+
+
+_OF_WORK: Mapping[str, tuple[str, Callable[[str], object]]] = {
+    "adapters": ("adapters", int),
+    "rank": ("ranks", lambda text: (int(text),)),
+    "adapter-exponent": ("adapter_exponent", float),
+    "prompt": ("prompt_tokens", _range_of),
+    "output": ("output_tokens", _range_of),
+    "rate": ("rate", float),
+    "drift": ("drift", str),
+}
+"""What a curve may be over beside settings: option -> its field, and how a value is read."""
 
 
 @dataclass(frozen=True)
@@ -185,12 +209,37 @@ class PlanOptions:
             "With --rate: values of a setting to try; repeatable. Unset: tensor_parallel 1, 2, 4, 8 and, with adapters,"
             " max_loras and placement, unless they are given.",
             metavar="KEY=V,V,...",
-            parse=_parse_axis,
+            parse=partial(_parse_axis, "--search"),
             read=_read_axes,
             repeatable=True,
             in_python="With a rate: setting -> values to try.",
         ),
     ] = ()
+    curve: Annotated[
+        Mapping[str, Sequence[object]] | tuple[Axis, ...],
+        Option(
+            "With --rate: the cheapest cluster for each value of a setting, or of adapters, rank, adapter-exponent,"
+            " prompt, output, rate or drift.",
+            metavar="KEY=V,V,...",
+            parse=partial(_parse_axis, "--curve"),
+            read=_read_axes,
+            repeatable=True,
+            in_python="With a rate: what to answer each value of, as for `--curve`: `{'adapters': [20, 60, 200]}`.",
+        ),
+    ] = ()
+    drift: Annotated[
+        str | None,
+        Option(
+            "With --rate: how the adapters' popularity changes, as for `lorrery load`: shift,every=60, or"
+            " flash,at=60,for=30.",
+            metavar="KIND,PART=...",
+            parse=str,
+            read=_read_drift,
+        ),
+    ] = None
+    around: Annotated[
+        bool, "With a rate: also simulate clusters for less and more money, and the answer under other loads."
+    ] = False
     num_requests: Annotated[
         int | None,
         Option(
@@ -251,6 +300,29 @@ class PlanOptions:
         """The service level; the options are checked."""
         assert isinstance(self.slo, tuple)
         return level_of(self.slo or DEFAULT)
+
+    def along_curve(self) -> Iterator[tuple[str, "PlanOptions"]]:
+        """Yield each value of the curve, as text, and the options with it; the options are checked.
+
+        Raises:
+            SettingsError: a value that cannot be.
+        """
+        assert isinstance(self.curve, tuple)
+        assert isinstance(self.search, tuple)
+        (key, values), *more = self.curve
+        if more:
+            raise SettingsError(f"--curve {key} and {more[0][0]}: a curve is over one of them")
+        own = replace(self, curve=())
+        for value in values:
+            if key in _OF_WORK:
+                name, read = _OF_WORK[key]
+                try:
+                    changes: dict[str, Any] = {name: read(value)}
+                except ValueError:
+                    raise SettingsError(f"--curve {key}: {cut(value)} is not a number") from None
+                yield value, read_table(replace(own, **changes))
+            else:
+                yield value, replace(own, search=(*(one for one in self.search if one[0] != key), (key, (value,))))
 
     @property
     def limits(self) -> Mapping[str, int]:

@@ -3,33 +3,24 @@
 One replica's figures are those of streams in a closed loop, simulated. With a rate, the cheapest cluster is sought.
 """
 
-import math
-import signal
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property, partial
-from multiprocessing import get_context
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lorrery.service.errors import SettingsError
 from lorrery.service.options import arguments_of
 from lorrery.service.settings.cluster import Settings, changed
 from lorrery.service.settings.reading import key_of, leaves, override_of
-from lorrery.service.settings.sections import MAX_ADAPTERS
 from lorrery.simulator.arguments import read_overrides, read_table
 from lorrery.simulator.interface import read_settings
-from lorrery.simulator.plan.level import Level
+from lorrery.simulator.plan.cluster import Search, Watch, around, search_for
 from lorrery.simulator.plan.limits import bound_of, notes_on, only_kind, why_too_long
 from lorrery.simulator.plan.options import Claim, PlanOptions
-from lorrery.simulator.plan.search import Answer, Task, cheapest
-from lorrery.simulator.plan.shapes import Shape, axes_of, capacity_of, shapes_of
-from lorrery.simulator.plan.trials import Trial, load_of, serve, stream
+from lorrery.simulator.plan.shapes import capacity_of
+from lorrery.simulator.plan.trials import REGISTRY, adapter_names, plan_registry, registry_override, stream
 from lorrery.simulator.result import data_frame
 from lorrery.worker.build import beyond_profile, deployment_of
 from lorrery.worker.device.capacity import Capacity, Workload
@@ -38,21 +29,9 @@ from lorrery.worker.device.catalogue.hardware import CatalogueError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ClaimAnswer", "Plan", "Point", "Search", "make_plan", "plan", "plan_registry", "registry_override"]
+__all__ = ["ClaimAnswer", "Plan", "Point", "make_plan", "plan"]
 
-MOST_RATE = 1e6
-"""Requests per second: a higher rate needs more replicas than a simulation can have."""
-LEAST_REQUESTS, MOST_REQUESTS = 1_000, 60_000
-"""Requests of a run; the most take some seconds."""
-SPANS, LEAST_SPANS = 6, 3
-"""A run lasts SPANS E2E times, long enough to show a growing queue, and LEAST_SPANS at least."""
-LEAST_REPLICA_REQUESTS = 20
-"""Requests of a run for each replica: with fewer, no replica has a queue."""
 KV_SPACE = "KV space"
-_REGISTRY, _FAMILY = "adapters.registry", "plan-r"
-
-Watch = Callable[[str, bool], None]
-"""Called with what was simulated, in words, and whether it kept the level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,29 +79,6 @@ class ClaimAnswer:
     total_itl: float | None
 
 
-@dataclass(slots=True)
-class Search:
-    """The cheapest cluster for a rate.
-
-    Attributes:
-        num_requests: of each run.
-        span_seconds: over which they arrive.
-        not_shapes: combinations without a bound, and why.
-        least: of all shapes the one whose bound is lowest; None: there is none.
-        answer: what was found.
-        notes: what it leaves out.
-        command: repeats the run that decided it.
-    """
-
-    num_requests: int = 0
-    span_seconds: float = 0.0
-    not_shapes: list[str] = field(default_factory=list)
-    least: Shape | None = None
-    answer: Answer = field(default_factory=Answer)
-    notes: list[str] = field(default_factory=list)
-    command: str = ""
-
-
 @dataclass
 class Plan:
     """The figures of one deployment.
@@ -138,6 +94,7 @@ class Plan:
         held_back_by: what keeps `best` from more streams.
         notes: what the figures leave out, and why.
         search: the cheapest cluster for the rate.
+        curve: value -> the cheapest cluster with it, where a curve was asked for.
         claim: whether a seller's claim holds.
         made_of: settings and workload.
     """
@@ -152,6 +109,7 @@ class Plan:
     held_back_by: str = ""
     notes: list[str] = field(default_factory=list)
     search: Search | None = None
+    curve: dict[str, Search] = field(default_factory=dict)
     claim: ClaimAnswer | None = None
     made_of: tuple[Settings, Workload] | None = field(default=None, repr=False, compare=False)
 
@@ -197,19 +155,45 @@ def plan(options: PlanOptions) -> Plan:
     if isinstance(options.settings, Mapping):
         given += [".".join(key) for key, _ in leaves(options.settings)]
     if isinstance(overrides, Mapping):
-        overrides = {**overrides, **options.limits, _REGISTRY: plan_registry(options.work)}
+        overrides = {**overrides, **options.limits, REGISTRY: plan_registry(options.work)}
     else:
         limits = (override_of(key, value) for key, value in options.limits.items())
         overrides = [*overrides, *limits, registry_override(options.work)]
     settings = only_kind(read_settings(options.settings, overrides))
+    if options.curve:
+        made = make_plan(settings, options)
+        made.curve = dict(curve_of(settings, options, given))
+        return made
     search = None if options.rate is None else Search()
     if search is not None:
         search_for(settings, options, search, given)
         if search.answer.shape is not None:
             settings = search.answer.shape.settings
+            if options.around:
+                around(search, options.jobs or 1)
     made = make_plan(settings, options)
     made.search = search
     return made
+
+
+def curve_of(
+    settings: Settings, options: PlanOptions, given: Iterable[str] = (), watch: Watch = lambda _what, _met: None
+) -> Iterator[tuple[str, Search]]:
+    """Yield each value of the curve with the cheapest cluster for it.
+
+    Args:
+        settings: of the cluster, without groups of workers.
+        options: checked, with a rate and a curve.
+        given: settings that the caller has chosen.
+        watch: called after each run.
+
+    Raises:
+        SettingsError: unknown names, values that cannot be, or a rate that cannot be simulated.
+    """
+    for value, own in options.along_curve():
+        search = Search()
+        search_for(settings, own, search, given, watch)
+        yield value, search
 
 
 def make_plan(settings: Settings, options: PlanOptions) -> Plan:
@@ -223,7 +207,7 @@ def make_plan(settings: Settings, options: PlanOptions) -> Plan:
         SettingsError: unknown names, or adapters that the cluster refuses.
     """
     work = options.work
-    settings = changed(settings, {_REGISTRY: plan_registry(work)})
+    settings = changed(settings, {REGISTRY: plan_registry(work)})
     deployment = deployment_of(settings)
     name = f"{deployment.model.name} on {deployment.tensor_parallel} x {deployment.gpu.name}"
     result = Plan(name, deployment.tensor_parallel)
@@ -339,149 +323,6 @@ class _Loops:
             total_streams=streams,
             total_itl=None if streams is None else self.at(streams).itl,
         )
-
-
-def search_for(
-    settings: Settings,
-    options: PlanOptions,
-    search: Search,
-    given: Iterable[str] = (),
-    watch: Watch = lambda _what, _met: None,
-    bounded: Callable[[Search], None] = lambda _search: None,
-) -> None:
-    """Search for the cheapest cluster that serves the rate.
-
-    Args:
-        settings: of the cluster, without groups of workers.
-        options: checked.
-        search: to fill, so that a caller who interrupts has the best so far.
-        given: settings that the caller has chosen, which are not searched over.
-        watch: called after each run.
-        bounded: called when the bounds are known, before the first run.
-
-    Raises:
-        SettingsError: unknown names, or a rate that cannot be simulated.
-    """
-    rate, work, level = options.rate, options.work, options.level
-    assert rate is not None
-    assert isinstance(options.search, tuple)
-    if rate > MOST_RATE:
-        raise SettingsError(f"--rate is {rate:g} requests/s; at most {MOST_RATE:g} can be planned for")
-    alone: dict[str, object] = {"worker.gpus": 1, _REGISTRY: plan_registry(work)}
-    if settings.is_autoscaled:
-        alone["autoscaler.enabled"] = False
-        search.notes.append(
-            "replicas are counted without the autoscaler: each run has a fixed number of them; `lorrery simulate"
-            " --autoscale` shows what its rule does"
-        )
-    settings = changed(settings, alone)
-    found = list(shapes_of(settings, work, level, rate, axes_of(settings, work, options.search, given)))
-    shapes = [one for one in found if isinstance(one, Shape)]
-    search.not_shapes = [one for one in found if isinstance(one, str)]
-    if not shapes:
-        return
-    least = search.least = min(shapes, key=lambda one: (one.usd_per_hour or one.num_gpus) * one.least)
-    search.num_requests = options.num_requests or _num_requests(rate, least.e2e)
-    search.span_seconds = search.num_requests / rate
-    if least.least > 1 and least.least * LEAST_REPLICA_REQUESTS > search.num_requests:
-        raise SettingsError(
-            f"--rate is {rate:g} requests/s, which takes some {least.least:,} replicas; in a run of"
-            f" {search.num_requests:,} requests each gets fewer than {LEAST_REPLICA_REQUESTS}, too few to see a queue:"
-            f" plan for a part of the rate and multiply, or take longer runs with --requests"
-            f" {least.least * LEAST_REPLICA_REQUESTS}"
-        )
-    bounded(search)
-    runs = _Runs(work, rate, search.num_requests, level)
-    jobs = options.jobs or 1
-    with runs.pool(jobs) as run_all:
-
-        def watched(tasks: Sequence[Task]) -> Iterator[Trial]:
-            for (shape, number, _, _), trial in zip(tasks, run_all(tasks), strict=True):
-                yield trial
-                watch(f"{number} x {shape.name}", trial.met)
-
-        cheapest(shapes, level, watched, search.answer, num_seeds=options.seeds, at_once=jobs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """What all runs of a search have in common; travels to processes."""
-
-    work: Workload
-    rate: float
-    num_requests: int
-    level: Level
-
-    def run(self, task: Task) -> Trial:
-        """Simulate one."""
-        shape, number, seed, gives_up = task
-        load = load_of(self.work, self.rate, self.num_requests, seed)
-        return serve(shape.settings, load, self.level, number, gives_up=gives_up)
-
-    @contextmanager
-    def pool(self, jobs: int) -> Iterator[Callable[[Sequence[Task]], Iterator[Trial]]]:
-        """Yield what runs tasks, in this process or several; leaving it ends these."""
-        if jobs == 1:
-            yield partial(map, self.run)
-            return
-        context = get_context("fork" if sys.platform == "linux" else "spawn")
-        with ProcessPoolExecutor(jobs, context, _ignore_interrupts) as processes:
-            try:
-                yield partial(processes.map, self.run)
-            finally:
-                processes.shutdown(cancel_futures=True)
-
-
-def _ignore_interrupts() -> None:
-    """Leave Ctrl-C, which a terminal sends to all processes of a command, to the first one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _num_requests(rate: float, e2e: float) -> int:
-    """Return the default number of requests of a run.
-
-    Raises:
-        SettingsError: more than can be simulated in reasonable time.
-    """
-    if LEAST_SPANS * rate * e2e > MOST_REQUESTS:
-        part = math.floor(MOST_REQUESTS / (LEAST_SPANS * e2e) * 1000) / 1000
-        raise SettingsError(
-            f"--rate is {rate:g} requests/s of {e2e:.3g} s each; a run that shows a queue has"
-            f" {math.ceil(LEAST_SPANS * rate * e2e):,} requests, and {MOST_REQUESTS:,} at most are simulated unasked:"
-            f" plan for --rate {part:.6g} or less and multiply, or say how many with --requests"
-        )
-    return min(max(math.ceil(SPANS * rate * e2e), LEAST_REQUESTS), MOST_REQUESTS)
-
-
-def plan_registry(work: Workload) -> list[dict[str, str | int]]:
-    """Return the adapters of a plan as the settings' registry, one family for each rank.
-
-    Raises:
-        SettingsError: too many.
-    """
-    if work.num_adapters > MAX_ADAPTERS:
-        raise SettingsError(f"--adapters is {work.num_adapters}; at most {MAX_ADAPTERS} can be planned for")
-    return [{"id": f"{_FAMILY}{rank}", "rank": rank, "count": count} for rank, count in work.adapters_of_rank.items()]
-
-
-def adapter_names(work: Workload) -> list[str]:
-    """Return the ids of the registry's adapters, in its order."""
-    return [f"{_FAMILY}{rank}-{index}" for rank, count in work.adapters_of_rank.items() for index in range(count)]
-
-
-def registry_override(work: Workload) -> str:
-    """Return the adapters of a plan as an argument of --set, in place of the settings' own.
-
-    Settings are read with it: other options may not suit the adapters that it replaces.
-
-    Raises:
-        SettingsError: too many.
-    """
-    families = (
-        f'{{ id = "{family["id"]}", rank = {family["rank"]}, count = {family["count"]} }}'
-        for family in plan_registry(work)
-    )
-    return f"{_REGISTRY}=[{', '.join(families)}]"
 
 
 def _doubling(most: int) -> list[int]:

@@ -7,8 +7,9 @@ import numpy as np
 
 from lorrery.loadgen.options import GIVEN, LoadOptions
 from lorrery.loadgen.workload.arrays import Requests
+from lorrery.service.errors import SettingsError
 from lorrery.service.settings.cluster import Settings, changed
-from lorrery.service.settings.sections import LONGEST_SECONDS
+from lorrery.service.settings.sections import LONGEST_SECONDS, MAX_ADAPTERS
 from lorrery.simulator.loop.request import SimulatedRequest
 from lorrery.simulator.options import Observers, SimulationOptions
 from lorrery.simulator.plan.level import Judge, Level
@@ -16,7 +17,7 @@ from lorrery.simulator.run import SimulatedRun
 from lorrery.vocabulary.units import LAST_SECONDS
 from lorrery.worker.device.capacity import Workload
 
-__all__ = ["LoopTimes", "Trial", "load_of", "serve", "stream"]
+__all__ = ["LoopTimes", "Trial", "adapter_names", "load_of", "plan_registry", "registry_override", "serve", "stream"]
 
 SEED = 42
 """Of the first run; further ones count on."""
@@ -30,6 +31,7 @@ _LETS_ALL_WAIT: Mapping[str, object] = {
     "scheduler.first_token_slo_seconds": LONGEST_SECONDS,
 }
 """For a closed loop, whose streams begin at once: no request may be refused or dropped."""
+REGISTRY, _FAMILY = "adapters.registry", "plan-r"
 _OF_LOAD = {"DEADLINE_EXCEEDED", "UNAVAILABLE"}
 """Statuses with which even the first request of an idle cluster may fail because of those that follow."""
 
@@ -118,7 +120,7 @@ def stream(settings: Settings, work: Workload, streams: int, level: Level, names
     return LoopTimes(judge.mean("ttft"), judge.mean("tpot"), judge.mean("e2e"), met)
 
 
-def load_of(work: Workload, rate: float, num_requests: int, seed: int = SEED) -> LoadOptions:
+def load_of(work: Workload, rate: float, num_requests: int, seed: int = SEED, drift: str | None = None) -> LoadOptions:
     """Return the options of a run of Poisson arrivals, as the command line has them."""
     return LoadOptions(
         rate=rate,
@@ -127,6 +129,7 @@ def load_of(work: Workload, rate: float, num_requests: int, seed: int = SEED) ->
         output_range=work.output,
         num_adapters=work.num_adapters or None,
         adapter_exponent=work.exponent if work.num_adapters else None,
+        drift=drift if work.num_adapters else None,
         seed=seed,
     )
 
@@ -171,3 +174,34 @@ def serve(settings: Settings, load: LoadOptions, level: Level, num_replicas: int
         in_vain=judge.lost_first and _OF_LOAD.isdisjoint(statuses),
         means={name: judge.mean(name) for name in ("ttft", "tpot", "e2e")},
     )
+
+
+def plan_registry(work: Workload) -> list[dict[str, str | int]]:
+    """Return the adapters of a plan as the settings' registry, one family for each rank.
+
+    Raises:
+        SettingsError: too many.
+    """
+    if work.num_adapters > MAX_ADAPTERS:
+        raise SettingsError(f"--adapters is {work.num_adapters}; at most {MAX_ADAPTERS} can be planned for")
+    return [{"id": f"{_FAMILY}{rank}", "rank": rank, "count": count} for rank, count in work.adapters_of_rank.items()]
+
+
+def adapter_names(work: Workload) -> list[str]:
+    """Return the ids of the registry's adapters, in its order."""
+    return [f"{_FAMILY}{rank}-{index}" for rank, count in work.adapters_of_rank.items() for index in range(count)]
+
+
+def registry_override(work: Workload) -> str:
+    """Return the adapters of a plan as an argument of --set, in place of the settings' own.
+
+    Settings are read with it: other options may not suit the adapters that it replaces.
+
+    Raises:
+        SettingsError: too many.
+    """
+    families = (
+        f'{{ id = "{family["id"]}", rank = {family["rank"]}, count = {family["count"]} }}'
+        for family in plan_registry(work)
+    )
+    return f"{REGISTRY}=[{', '.join(families)}]"

@@ -8,14 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.files.writing import write_whole
-from lorrery.service.installed import VERSION
 from lorrery.view.reports import chart, run_charts, tables
 from lorrery.view.reports.compare import Comparison, Difference, Short, compare
+from lorrery.view.reports.frame import page
 from lorrery.view.reports.read import Run, read_folders
 from lorrery.view.reports.spread import LEAST_LIVES, LEFT_OUT_LIVES, Steady
 from lorrery.view.reports.sweep import Sweep
@@ -209,14 +206,8 @@ def write_page(folders: Sequence[Path], target: Path) -> None:
         raise LorreryError(f"{target}: {error.strerror}") from None
 
 
-_HERE = Path(__file__).parent
-
-
 def render(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> str:
     """Render the page."""
-    environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     told = {run.name: list(run.warnings) for run in runs}
     timeline = [*run_charts.scaling_charts(runs, told), *run_charts.timeline_charts(runs, told)] if runs else []
     names = [*(run.name for run in runs), *(sweep.name for sweep in sweeps)]
@@ -228,12 +219,10 @@ def render(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> str:
             warnings.append((shown[run.name], f"{share}: latencies are of the others alone"))
     empty = "the run has no request: nothing was sent, or it was ended before"
     warnings += [(shown[run.name], empty) for run in runs if not len(run.requests)]
-    return environment.get_template(
-        "page.html"
-    ).render(
-        css=Markup((_HERE / "page.css").read_text(encoding="utf-8")),  # noqa: S704  our own
-        js=Markup((_HERE / "page.js").read_text(encoding="utf-8")),  # noqa: S704  our own
-        version=VERSION,
+    return page(
+        "page.html",
+        kind="report",
+        beside_it="The same figures for programs: summary.json and the CSV files beside it.",
         title=" against ".join(cut(name, 40) for name in names[:3])
         + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
         beside=headline(runs[0]) if len(names) == 1 and runs else "",
