@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,12 @@ from lorrery.loadgen.workload import arrivals
 from lorrery.loadgen.workload.outcome import INTERRUPTED, OK, OutcomeTable
 from lorrery.loadgen.workload.slora import SloraSummary, slora_summary
 from lorrery.loadgen.workload.summary import Summary, summarise
+from lorrery.service.linux import run_queue_delay_seconds
 from lorrery.vocabulary.adapters import AdapterFigures, FiguresByAdapter
 
 BUSY_SHARE = 0.8
 """CPU share of a core above which latencies are as much the client's as the cluster's."""
 
-_SCHEDSTAT = Path("/proc/self/schedstat")
 _WINDOW_SECONDS = 1.0
 
 
@@ -80,7 +79,7 @@ class OwnLoadMeter:
         """Start measuring anew from now."""
         self._wall = self._window_wall = time.monotonic()
         self._cpu = self._window_cpu = time.process_time()
-        self._delay = _run_queue_delay_seconds()
+        self._delay = run_queue_delay_seconds()
         self._peak = 0.0
 
     def sample(self) -> None:
@@ -95,16 +94,9 @@ class OwnLoadMeter:
         self.sample()
         wall = max(time.monotonic() - self._wall, 1e-9)
         share = (time.process_time() - self._cpu) / wall
-        delay = _run_queue_delay_seconds()
+        delay = run_queue_delay_seconds()
         ratio = None if delay is None or self._delay is None else (delay - self._delay) / wall
         return OwnLoad(wall, share, max(self._peak, share), ratio)
-
-
-def _run_queue_delay_seconds() -> float | None:
-    try:
-        return int(_SCHEDSTAT.read_text(encoding="ascii").split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return None
 
 
 _COLUMNS = (

@@ -18,12 +18,12 @@ from rich.table import Table
 import lorrery
 from lab.bench.cluster import BenchBrokenError
 from lab.bench.marks import meets
+from lorrery.service.linux import num_cores
 from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.arguments import read_table
 from lorrery.simulator.plan.options import PlanOptions
 from lorrery.simulator.plan.plan import Plan
 from lorrery.simulator.plan.trials import load_of, serve
-from lorrery.simulator.sweep.backends import num_cores
 
 AIM_SECONDS = 60.0
 NUM_REQUESTS = 1500

@@ -17,6 +17,7 @@ from lorrery.service.errors import SettingsError
 from lorrery.service.files.reading import read_toml
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
 from lorrery.service.installed import VERSION
+from lorrery.service.linux import num_cores
 from lorrery.service.settings.cluster import Settings, load
 from lorrery.service.settings.reading import key_of, leaves, override_of
 from lorrery.simulator.plan.cluster import Search, Watch, around, search_for
@@ -27,7 +28,6 @@ from lorrery.simulator.plan.plan import curve_of
 from lorrery.simulator.plan.search import Proof, Rejected
 from lorrery.simulator.plan.shapes import Shape
 from lorrery.simulator.plan.trials import Trial
-from lorrery.simulator.sweep.backends import num_cores
 from lorrery.view.terminal import FigureTable
 from lorrery.worker.build import read_catalogue
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from lorrery.service.entry_point import exit_on_signals, set_up_grpc
 from lorrery.service.installed import has_extra
-from lorrery.service.local.child import die_with
+from lorrery.service.linux import die_with
 
 # Without it, `ps` shows this process's command line for each of its children.
 setproctitle = import_module("setproctitle") if has_extra("titles") else None
@@ -65,14 +65,18 @@ def main() -> None:
                 if message is None:
                     os._exit(0)
                 wanted, output, report = message
+                # The child alone holds the other end: it closes when the child ends, however it ends.
+                ended, alive = os.pipe()
                 server, pid = os.getpid(), os.fork()
                 if pid == 0:
                     _close_all(selector)
                     os.close(report)
+                    os.close(ended)
                     _become(modules[wanted["service"]], wanted, output, server)
                 os.close(output)
+                os.close(alive)
                 _tell(report, pid)
-                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, report))
+                selector.register(ended, selectors.EVENT_READ, (pid, report))
 
 
 def _receive(control: socket.socket) -> tuple[dict[str, Any], int, int] | None:

@@ -1,7 +1,7 @@
 """Child processes that end with this one: Python programs, and services forked from a process that has imported them.
 
 Each has its own session, so that Ctrl-C in a terminal reaches only this process, which then stops them in order. None
-outlives this one, even if it is killed: see `service.local.child`. Start them from the main thread: they die with the
+outlives this one, even if it is killed: see `service.linux`. Start them from the main thread: they die with the
 thread that started them. A `ServiceProcess` is a service's process as its cluster sees it: its addresses, last output
 lines and exit.
 """
@@ -21,8 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from lorrery.service import linux
 from lorrery.service.errors import LorreryError
-from lorrery.service.local import child, fork_server
+from lorrery.service.local import fork_server
 
 
 async def start_python(
@@ -45,7 +46,7 @@ async def start_python(
 
 
 def _tied(arguments: Sequence[str]) -> list[str]:
-    tied = Path(child.__file__)
+    tied = Path(linux.__file__)
     # -P: do not import from a folder of the caller's that happens to be called "router".
     return [sys.executable, "-I", "-S", str(tied), str(os.getpid()), sys.executable, "-P", *arguments]
 

@@ -5,7 +5,6 @@ Everything is simulated (`trials`); several runs at a time where there are cores
 
 import math
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from functools import partial
 from multiprocessing import get_context
 
 from lorrery.service.errors import SettingsError
+from lorrery.service.linux import START_METHOD
 from lorrery.service.settings.cluster import Settings, changed
 from lorrery.simulator.plan.level import Level
 from lorrery.simulator.plan.options import PlanOptions
@@ -300,8 +300,7 @@ def _runner(jobs: int) -> Iterator[RunAll]:
     if jobs == 1:
         yield partial(map, _run)
         return
-    context = get_context("fork" if sys.platform == "linux" else "spawn")
-    with ProcessPoolExecutor(jobs, context, _ignore_interrupts) as processes:
+    with ProcessPoolExecutor(jobs, get_context(START_METHOD), _ignore_interrupts) as processes:
         try:
             yield partial(processes.map, _run)
         finally:

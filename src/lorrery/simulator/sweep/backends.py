@@ -25,12 +25,11 @@ from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.installed import need_extra
-from lorrery.service.local.child import die_with
+from lorrery.service.linux import START_METHOD, die_with, num_cores, resident_bytes
 from lorrery.simulator.sweep.flags import PROCESSES, Where
 from lorrery.simulator.sweep.outcome import Outcome, run_point, run_remotely
 from lorrery.simulator.sweep.points import Point, code_digest
@@ -217,13 +216,7 @@ def count(number: int, noun: str) -> str:
 
 MOST_GROWTH_BYTES = 256 << 20
 
-_FORK = get_context("fork")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+_PROCESSES = get_context("fork") if START_METHOD == "fork" else get_context("spawn")
 
 
 def run_in_processes(
@@ -279,10 +272,10 @@ class _Worker:
     """
 
     def __init__(self, run: Callable[[Point], Outcome]) -> None:
-        self.pipe, theirs = _FORK.Pipe()
+        self.pipe, theirs = _PROCESSES.Pipe()
         self.goes_on = True
         self._point: Point | None = None
-        self._process: BaseProcess = _FORK.Process(target=_serve, args=(theirs, run, os.getpid()), daemon=True)
+        self._process: BaseProcess = _PROCESSES.Process(target=_serve, args=(theirs, run, os.getpid()), daemon=True)
         with warnings.catch_warnings():
             # Python warns about threads that hold locks; the child only computes and takes none of them.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -326,18 +319,14 @@ def _serve(pipe: Connection, run: Callable[[Point], Outcome], parent: int) -> No
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.freeze()  # keeps the collector from touching pages shared with the parent
-    most_bytes = _memory_bytes() + MOST_GROWTH_BYTES
+    most_bytes = resident_bytes() + MOST_GROWTH_BYTES
     goes_on = True
     while goes_on:
         point: Point = pipe.recv()
         outcome = run(point)
         gc.collect()
-        goes_on = _memory_bytes() <= most_bytes and not (point.inputs is not None and point.inputs.modules)
+        goes_on = resident_bytes() <= most_bytes and not (point.inputs is not None and point.inputs.modules)
         pipe.send((outcome, goes_on))
-
-
-def _memory_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
 
 
 def _how_it_ended(exit_code: int | None) -> str:

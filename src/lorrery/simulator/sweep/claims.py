@@ -29,6 +29,7 @@ from uuid import uuid4
 
 from lorrery.service.errors import LorreryError
 from lorrery.service.files.writing import write_whole
+from lorrery.service.linux import machine, process_started
 from lorrery.simulator.sweep.outcome import FIGURES, Figure, Outcome
 from lorrery.simulator.sweep.points import Point
 
@@ -251,7 +252,7 @@ class Claims:
         if place is None:
             return own.exists() and self._is_fresh(own)
         if place["machine"] == self._place["machine"]:
-            return _is_running(int(place["pid"]), place["started"])
+            return process_started(int(place["pid"])) == place["started"]
         return self._is_fresh(own)
 
     def _is_fresh(self, path: Path) -> bool:
@@ -266,10 +267,8 @@ class Claims:
 
 def _place() -> dict[str, str]:
     """Describe where this process runs; processes with equal `machine` see each other's pids."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    machine = f"{platform.node()} {boot} {Path('/proc/self/ns/pid').readlink()}"
     pid = os.getpid()
-    return {"host": platform.node(), "machine": machine, "pid": str(pid), "started": _started(pid) or ""}
+    return {"host": platform.node(), "machine": machine(), "pid": str(pid), "started": process_started(pid) or ""}
 
 
 def _read_place(path: Path) -> dict[str, str] | None:
@@ -278,17 +277,3 @@ def _read_place(path: Path) -> dict[str, str] | None:
     except (OSError, ValueError):
         return None
     return place
-
-
-def _is_running(pid: int, started: str) -> bool:
-    return _started(pid) == started
-
-
-def _started(pid: int) -> str | None:
-    """Return when a process was started, in ticks since boot; None: there is no such process, or it has ended."""
-    try:
-        # proc_pid_stat(5): the name, field 2, may contain any character; field 3 is the state, field 22 the start.
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
