@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev tools demo test lint docs screenshots dashboards rules protos protos-check protos-release lock bench wheel compiled test-compiled fuzz fuzz-rpc fuzz-flags chaos clean
+.PHONY: help setup setup-dev tools demo test lint docs screenshots dashboards rules site protos protos-check protos-release lock bench wheel compiled test-compiled fuzz fuzz-rpc fuzz-flags chaos clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,6 +15,7 @@ BENCH_ARGS ?=
 FUZZ_ARGS ?=
 CHAOS_ARGS ?=
 SCREENSHOTS ?=
+SITE ?= build
 UPGRADE ?=
 
 # uv's own environment of the caller must not redirect it to another environment than ours.
@@ -172,6 +173,9 @@ lint: setup-dev ## style, types, who may import whom, the wire's style
 docs: setup-dev ## rewrite from the code settings.md, grpc.md, metrics.md, engines.md, and the schema of the Helm chart's values
 	$(BIN)/python -m lab.reference
 
+site: setup-dev ## the documentation as a site with search, in build/site; SITE=serve shows it while you write
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(SITE)
+
 dashboards: setup-dev ## rewrite deploy/grafana/dashboards from lab/dashboards
 	$(BIN)/python -m lab.dashboards
 
@@ -220,5 +224,5 @@ lock: $(VENV)/.stamp-base ## rewrite requirements/*.txt from pyproject.toml
 	$(COMPILE) pyproject.toml --extra all -o requirements/run.txt
 	$(COMPILE) pyproject.toml -c requirements/run.txt -o requirements/base.txt
 	$(COMPILE) pyproject.toml --extra all --group dev -c requirements/run.txt -o requirements/dev.txt
-	printf '%s\n' hatchling 'mypy[mypyc]' numpy setuptools | $(COMPILE) - -c requirements/dev.txt -o requirements/build.txt
+	printf '%s\n' hatchling hatch-fancy-pypi-readme 'mypy[mypyc]' numpy setuptools | $(COMPILE) - -c requirements/dev.txt -o requirements/build.txt
 	echo uv | $(COMPILE) - -o requirements/uv.txt
