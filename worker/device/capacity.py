@@ -3,11 +3,12 @@
     ITL(b)   = a decode step of b sequences, each at the mean context P + O/2
     TTFT     = the steps of one prompt alone
     KV       = P + O tokens of a stream, or ceil((P + O - 1) / block size) blocks
-    requests = max over b of b / O / step(b decodes beside b P / O tokens of prompts)        requests/s, at most
+    requests = max over b, m of m / P / (step(b decodes, m tokens of prompts) + (m O / (P b) - 1) step(b decodes))
 
-P and O are mean lengths. The last line bounds what any schedule can do: in a step that never waits, all prompts are
-spread evenly over the decodes, which name one adapter (placement can bring that about). Of a step beyond the budget in
-tokens as much counts as the budget allows. What a replica really serves comes from the simulator (`simulator.plan`).
+P and O are mean lengths. The last line bounds what any schedule can do, in requests/s: b streams, which hold a prompt
+and half an answer each, decode without waiting, some steps compute m tokens of prompts as well, up to their budget, and
+all name one adapter (placement can bring that about). What a replica really serves comes from the simulator
+(`simulator.plan`).
 
 The limit of a stream is the largest share of its time: arithmetic, memory traffic (weights, KV cache), all-reduce over
 GPUs, adapters, fixed costs (kernels' constants, the CPU), the front end, or the wait for others.
@@ -116,6 +117,10 @@ class Room:
 
 
 _ANY_ROOM = Room()
+_FINER = 1.1
+"""Ratio of the numbers of sequences at which the bound is looked at."""
+_PROMPTS_AT_ONCE = 8
+"""In a step without a budget."""
 
 
 class Capacity:
@@ -157,7 +162,7 @@ class Capacity:
         self.fitting_streams = self.kv_pool_tokens // (block or 1) * (block or 1) // self.stream_kv_tokens
         limit = self.fitting_streams if room.max_sequences is None else room.max_sequences
         self.running_streams = min(self.fitting_streams, limit)
-        self._step_tokens = room.step_tokens
+        self._step_tokens, self._max_sequences = room.step_tokens, room.max_sequences
         self._reads_lengths = getattr(step_time, "reads_decode_lengths", True)
 
     @property
@@ -195,17 +200,30 @@ class Capacity:
             itl: seconds; only numbers of sequences whose decode step alone takes no longer count. None: all.
         """
         prompt, output = self.workload.prompt_tokens, self.workload.output_tokens
-        most, best, streams = self.running_streams, 0.0, 1
+        # In the mean over its life a stream holds its prompt and half its output.
+        most = int(self.kv_pool_tokens / (prompt + output / 2))
+        if self._max_sequences is not None:
+            most = min(most, self._max_sequences)
+        best, streams = 0.0, 1
         while streams <= most:
             if itl is not None and float(self._step(streams, 0, 0, alike=True).sum()) > itl:
                 break
-            new_tokens = max(round(streams * prompt / output), 1)
-            if self._step_tokens is not None:
-                new_tokens = min(new_tokens, max(self._step_tokens - streams, 1))
-            served = min(streams / output, new_tokens / prompt)
-            best = max(best, served / float(self._step(streams, new_tokens, 0, alike=True).sum()))
-            streams = most if streams < most < 2 * streams else 2 * streams
+            best = max(best, self._served(streams))
+            streams = most if streams < most < _FINER * streams else max(int(_FINER * streams), streams + 1)
         return min(best, self.front_end_requests)
+
+    def _served(self, streams: int) -> float:
+        """Return the most requests per second of so many streams: prompts in some steps, the others decode alone."""
+        prompt, output = self.workload.prompt_tokens, self.workload.output_tokens
+        even = max(round(streams * prompt / output), 1)
+        budget = max(_PROMPTS_AT_ONCE * prompt if self._step_tokens is None else self._step_tokens - streams, 1)
+        alone, best, new_tokens = float(self._step(streams, 0, 0, alike=True).sum()), 0.0, min(even, budget)
+        while new_tokens <= budget:
+            decodes = max(new_tokens * output / (prompt * streams), 1.0)  # steps in which these prompts' answers come
+            seconds = float(self._step(streams, new_tokens, 0, alike=True).sum()) + (decodes - 1) * alone
+            best = max(best, min(new_tokens / prompt, decodes * streams / output) / seconds)
+            new_tokens = budget if new_tokens < budget < 2 * new_tokens else 2 * new_tokens
+        return best
 
     def shares_of(self, ttft: float, tpot: float, decoding: int) -> Mapping[str, float]:
         """Return the shares of a stream's life by part, given its mean seconds to the first token and per further one.
