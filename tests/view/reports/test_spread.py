@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from lorrery.view.reports.spread import difference, drifts, estimate, student
+from lorrery.view.reports.spread import difference, drifts, estimate
+from lorrery.vocabulary.intervals import student
 
 
 def autoregressive(rng, runs, size, phi):
@@ -77,10 +78,3 @@ def test_estimates_scale_and_leave_out_what_is_not_known():
         assert scaled.value == pytest.approx(5 * one.value + 2)
         assert scaled.waves == pytest.approx(5 * one.waves)
         assert scaled.limits(2.0) == pytest.approx(tuple(5 * limit + 2 for limit in one.limits(2.0)))
-
-
-@pytest.mark.parametrize(
-    ("degrees", "expected"), [(2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (8, 2.306), (12, 2.179), (24, 2.064)]
-)
-def test_students_quantiles_are_those_of_the_tables(degrees, expected):
-    assert student(0.95, degrees) == pytest.approx(expected, rel=0.01)

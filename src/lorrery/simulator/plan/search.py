@@ -14,11 +14,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from lorrery.simulator.plan.level import Level
 from lorrery.simulator.plan.shapes import Shape
 from lorrery.simulator.plan.trials import SEED, Trial
+from lorrery.vocabulary.intervals import mean_and_margin
 
 __all__ = ["Answer", "Proof", "Rejected", "cheapest"]
 
@@ -29,9 +28,6 @@ RunAll = Callable[[Sequence[Task]], Iterable[Trial]]
 
 _BUDGETS = (1.25, 2.0, 4.0, 8.0, 16.0)
 """Over the lowest bound: what is tried in turn, until something keeps the level."""
-_STUDENT = (0.0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""97.5 % of Student's t by degrees of freedom; beyond, of the normal distribution."""
-_NORMAL = 1.96
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,13 +230,12 @@ class _Search:
 def summed_up(number: int, trials: Sequence[Trial], level: Level) -> Proof:
     """Return means and intervals over the seeds of one number of replicas."""
     means, margins = dict[str, float](), dict[str, float]()
-    degrees = len(trials) - 1
-    student = _STUDENT[degrees] if degrees < len(_STUDENT) else _NORMAL
     for bound in level.bounds:
-        values = np.array([trial.figures[bound.name] for trial in trials])
-        mean = means[bound.name] = float(values.mean())
-        spread = float(values.std(ddof=1)) if degrees and math.isfinite(mean) else 0.0
-        margins[bound.name] = student * spread / math.sqrt(len(values)) if degrees else math.inf
+        values = [trial.figures[bound.name] for trial in trials]
+        if all(map(math.isfinite, values)):
+            means[bound.name], margins[bound.name] = mean_and_margin(values)
+        else:  # so many requests failed that the figure of a seed is infinite
+            means[bound.name], margins[bound.name] = math.inf, 0.0 if len(trials) > 1 else math.inf
     kept = {bound: bound.holds(means[bound.name]) for bound in level.bounds}
     clear = {bound: abs(means[bound.name] - bound.limit) > margins[bound.name] for bound in level.bounds}
     met = all(kept.values())

@@ -46,6 +46,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lorrery.view.reports.requests import Requests
+from lorrery.vocabulary.intervals import student
 
 __all__ = [
     "LEAST_LIVES",
@@ -58,7 +59,6 @@ __all__ = [
     "estimate_mean",
     "steadily_served",
     "steady",
-    "student",
 ]
 
 Floats = npt.NDArray[np.float64]
@@ -123,8 +123,6 @@ def _part(run: Requests, lives: Floats, at: Floats) -> Steady | None:
     return Steady(life, at, begin + LEFT_OUT_LIVES * life, end - LEFT_OUT_LIVES * life, end)
 
 
-_NORMAL = {0.95: 1.959964, 0.99: 2.575829}
-"""Two-sided quantiles of the normal distribution, by the share inside."""
 _PARTS = 1024
 """A longer series is summed to this many parts: 12 cosines do not notice the difference."""
 _WINDOW = 0.05
@@ -268,18 +266,3 @@ def _waves(each: Floats, cosines: int) -> Floats:
     waves = np.cos(np.pi * np.arange(1, cosines + 1)[:, None] * at)
     found: Floats = (np.sqrt(2.0) / size * (waves @ sums)).astype(np.float64)
     return found
-
-
-def student(inside: float, degrees: float) -> float:
-    """Return the two-sided quantile of Student's t (Abramowitz and Stegun, 26.7.5).
-
-    Accurate to 1 % from 2 degrees on for 95 %, from 3 on for 99 %.
-    """
-    z = _NORMAL[inside]
-    return (
-        z
-        + (z**3 + z) / (4 * degrees)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
-        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * degrees**4)
-    )
