@@ -472,6 +472,13 @@ class LoadOptions:
         return self.trace is None and self.workload in TRACES if self.skip_too_long is None else self.skip_too_long
 
     @property
+    def is_drawn(self) -> bool:
+        """Whether another seed makes other requests: of recorded ones only jitter, adapters and prefixes are drawn."""
+        lengths = (*self.prompt_lengths, *self.output_lengths)
+        is_fixed = self.workload in (*RECORDED, GIVEN) or (self.workload == "constant" and len(set(lengths)) == 1)
+        return not is_fixed or bool(self.adapters or self.num_adapters or self.jitter or self.shared_prefix)
+
+    @property
     def prompt_lengths(self) -> tuple[int, int]:
         """Prompt tokens of drawn workloads, from and to."""
         return self._lengths(self.input_tokens, self.input_range)

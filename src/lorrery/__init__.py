@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from lorrery.service.errors import LorreryError, SettingsError
     from lorrery.service.installed import VERSION as __version__  # noqa: N811  the name that Python has for it
     from lorrery.service.settings.cluster import Settings
+    from lorrery.simulator.arena.arena import compare
+    from lorrery.simulator.arena.comparison import Comparison
     from lorrery.simulator.interface import simulate
     from lorrery.simulator.plan.options import Claim
     from lorrery.simulator.plan.plan import Plan, plan
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Claim",
+    "Comparison",
     "LoadOptions",
     "LorreryError",
     "Observation",
@@ -41,6 +44,7 @@ __all__ = [
     "SimulationResult",
     "VirtualCluster",
     "__version__",
+    "compare",
     "plan",
     "report",
     "simulate",
@@ -48,6 +52,7 @@ __all__ = [
 
 _HOMES = {
     "Claim": ("simulator.plan.options", "Claim"),
+    "Comparison": ("simulator.arena.comparison", "Comparison"),
     "LoadOptions": ("loadgen.options", "LoadOptions"),
     "LorreryError": ("service.errors", "LorreryError"),
     "Observation": ("simulator.virtual_cluster", "Observation"),
@@ -59,6 +64,7 @@ _HOMES = {
     "SimulationResult": ("simulator.result", "SimulationResult"),
     "VirtualCluster": ("simulator.virtual_cluster", "VirtualCluster"),
     "__version__": ("service.installed", "VERSION"),
+    "compare": ("simulator.arena.arena", "compare"),
     "plan": ("simulator.plan.plan", "plan"),
     "report": ("view.reports.report", "report"),
     "simulate": ("simulator.interface", "simulate"),

@@ -35,6 +35,7 @@ WITHOUT_OPTIONS = {
     "load": (1, "no cluster at 127.0.0.1:1 "),
     "top": (1, "lorrery up starts one"),
     "simulate": (0, "requests"),
+    "compare": (0, "goodput"),
     "report": (2, "DIR"),
     "faults": (2, "set"),
     "faults set": (2, "RULE"),

@@ -23,6 +23,7 @@ PARTS = {
     "serve": "Run one engine that behaves like vllm serve and takes its flags.",
     "load": "Send a workload to a cluster, and report what clients see.",
     "simulate": "Simulate a cluster under a virtual clock: hours of traffic in seconds.",
+    "compare": "Compare policies on the same requests, with several seeds.",
     "web": "Show a running cluster or a simulation in the browser.",
     "top": "Show a running cluster or a simulation in the terminal, like top.",
     "report": "Write an HTML report of runs: latencies, where time went, what differs.",

@@ -12,6 +12,8 @@ STEPS_FILE: Final = "steps.csv"
 REPORT_FILE: Final = "report.html"
 SWEEP_FILE: Final = "sweep.csv"
 POINTS_FOLDER: Final = "points"
+COMPARE_FILE: Final = "compare.json"
+COMPARE_TABLE: Final = "compare.csv"
 RECORD_FILE: Final = "frames.ndjson.gz"
 
 CPU_SECONDS: Final = "cpu_seconds"
@@ -22,6 +24,7 @@ MAX_FRAMES: Final = 2_000
 
 LIVE_KIND: Final = "lorrery load"
 SIMULATED_KIND: Final = "lorrery simulate"
+COMPARE_KIND: Final = "lorrery compare"
 KINDS: Final = (LIVE_KIND, SIMULATED_KIND, "lorrery load report")
 """`kind` of a summary. The last was used for both in early versions."""
 

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,9 @@ from typer.testing import CliRunner
 
 import lorrery
 from lorrery.cli.simulate import app
-from lorrery.simulator.sweep.backends import run_in_processes
+from lorrery.simulator.sweep.backends import run_point
 from lorrery.simulator.sweep.inputs import plugin_files
-from lorrery.simulator.sweep.outcome import Outcome, run_point
+from lorrery.simulator.sweep.outcome import Outcome
 from lorrery.simulator.sweep.points import ROOMS_OF_A_SIMULATION, Point
 from tests.simulator.sweep.sweeping import sweep, table
 
@@ -104,7 +103,7 @@ def test_a_file_that_changes_while_a_sweep_runs_fails_its_points(
 
     arguments = [*asked, "--sweep", "workers=1,2", "--out", tmp_path / "out", "--jobs", 1, "--no-report"]
     with monkeypatch.context() as patch:
-        patch.setattr("lorrery.simulator.sweep.backends.run_in_processes", partial(run_in_processes, run=edited))
+        patch.setattr("lorrery.simulator.sweep.backends.run_point", edited)
         said = CliRunner().invoke(app, [*map(str, arguments)]).output
     assert "trace.csv is not the file that it was when the sweep began" in said
     assert [row["status"] for row in table(tmp_path / "out")] == ["ok", "failed"]

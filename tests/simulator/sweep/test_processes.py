@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from lorrery.simulator.sweep import backends
-from lorrery.simulator.sweep.backends import run_in_processes
+from lorrery.simulator.sweep import processes
 from lorrery.simulator.sweep.outcome import Outcome
 from lorrery.simulator.sweep.points import Point
+from lorrery.simulator.sweep.processes import run_in_processes
 
 POINTS = [Point({}, str(number)) for number in range(8)]
 
@@ -30,7 +30,7 @@ def test_a_process_takes_one_point_after_another() -> None:
 
 
 def test_a_process_that_has_grown_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "MOST_GROWTH_BYTES", -(1 << 40))
+    monkeypatch.setattr(processes, "MOST_GROWTH_BYTES", -(1 << 40))
     assert len(set(pids(2).values())) == len(POINTS)
 
 

@@ -132,7 +132,7 @@ def test_faults_are_among_what_was_asked_differently(tmp_path):
         write(tmp_path / name, poisson(50), summary={"simulation": {"events": events}})
         for name, events in (("a", []), ("b", [fault]))
     ]
-    runs, _ = read_folders(folders)
+    runs, _, _ = read_folders(folders)
     assert differing(runs) == [("faults", ["", fault])]
 
 

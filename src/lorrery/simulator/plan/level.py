@@ -87,8 +87,31 @@ class Level:
             default=None,
         )
 
+    def is_kept(self, request: SimulatedRequest) -> bool:
+        """Return whether an ended request keeps every bound in seconds."""
+        return self.are_kept(_times(request))
+
+    def are_kept(self, times: Mapping[str, float]) -> bool:
+        """Return whether the times of a request keep every bound in seconds."""
+        return math.isfinite(times["e2e"]) and all(
+            times[bound.time] <= bound.limit for bound in self.bounds if bound.time
+        )
+
     def __str__(self) -> str:
         return ", ".join(map(str, self.bounds)) or "none"
+
+
+def _times(request: SimulatedRequest) -> dict[str, float]:
+    """Return the seconds of an ended request; infinite ones if it did not finish."""
+    first_ps, end_ps = request.first_token_ps, request.last_token_ps or request.finished_ps
+    if request.outcome != "finished" or first_ps is None or end_ps is None:
+        return dict.fromkeys(_TIMES, math.inf)
+    tokens = request.output_tokens
+    return {
+        "ttft": (first_ps - request.sent_ps) / PS_PER_SECOND,
+        "tpot": (end_ps - first_ps) / PS_PER_SECOND / (tokens - 1) if tokens > 1 else 0.0,
+        "e2e": (end_ps - request.sent_ps) / PS_PER_SECOND,
+    }
 
 
 def parse_level(text: str) -> tuple[str, float]:
@@ -161,27 +184,22 @@ class Judge:
     def add(self, request: SimulatedRequest) -> bool:
         """Count an ended request; return whether the run can still keep the level."""
         self.num_ended += 1
-        first_ps, end_ps = request.first_token_ps, request.last_token_ps or request.finished_ps
-        if request.outcome != "finished" or first_ps is None or end_ps is None:
+        times = _times(request)
+        if math.isinf(times["e2e"]):
             self.num_failed += 1
             self.lost_first |= request.handle == 0
             self.failure = self.failure or request.detail or request.outcome or ""
-            times = dict.fromkeys(_TIMES, math.inf)
         else:
-            tokens = request.output_tokens
-            self._ends.append((end_ps, tokens))
-            times = {
-                "ttft": (first_ps - request.sent_ps) / PS_PER_SECOND,
-                "tpot": (end_ps - first_ps) / PS_PER_SECOND / (tokens - 1) if tokens > 1 else 0.0,
-                "e2e": (end_ps - request.sent_ps) / PS_PER_SECOND,
-            }
+            end_ps = request.last_token_ps or request.finished_ps
+            assert end_ps is not None
+            self._ends.append((end_ps, request.output_tokens))
         for name, seconds in times.items():
             self._times[name].append(seconds)
         kept = True
         for place, bound in enumerate(self.level.bounds):
             if (spare := self._allowed[place]) is None:
                 continue
-            late = times[bound.time] > bound.limit if bound.time else not self._is_good(times)
+            late = times[bound.time] > bound.limit if bound.time else not self.level.are_kept(times)
             if late:
                 spare -= 1
                 self._allowed[place] = spare
@@ -192,7 +210,7 @@ class Judge:
         """Return what was measured for a bound, over the requests so far."""
         if bound.name == GOODPUT:
             columns = [self._times[name] for name in _TIMES]
-            good = sum(self._is_good(dict(zip(_TIMES, row, strict=True))) for row in zip(*columns, strict=True))
+            good = sum(self.level.are_kept(dict(zip(_TIMES, row, strict=True))) for row in zip(*columns, strict=True))
             return good / max(self.num_ended, 1)
         if bound.name == TOKENS:
             return self.tokens_per_second
@@ -221,11 +239,6 @@ class Judge:
     def figures(self) -> dict[str, float]:
         """Return what was measured, by bound."""
         return {bound.name: self.value(bound) for bound in self.level.bounds}
-
-    def _is_good(self, times: Mapping[str, float]) -> bool:
-        return math.isfinite(times["e2e"]) and all(
-            times[bound.time] <= bound.limit for bound in self.level.bounds if bound.time
-        )
 
     def _spare(self, bound: Bound) -> int | None:
         """Return how many requests may miss a bound; None: it depends on more than their number."""

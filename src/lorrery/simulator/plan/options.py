@@ -16,7 +16,7 @@ from lorrery.simulator.options import Overrides, SettingsLike
 from lorrery.simulator.plan.level import DEFAULT, Level, level_of, parse_level, read_level
 from lorrery.worker.device.capacity import Workload
 
-__all__ = ["FEWEST_REQUESTS", "Axis", "Claim", "PlanOptions", "Range"]
+__all__ = ["FEWEST_REQUESTS", "SLO", "Axis", "Claim", "PlanOptions", "Range"]
 
 FEWEST_REQUESTS = 100
 """Fewest requests of a trial, where the caller gives their number."""
@@ -24,6 +24,19 @@ _MOST_SEEDS = 100
 
 Range = int | tuple[int, int]
 """One number, or the least and the most."""
+
+SLO = Option(
+    "Service level; repeatable: ttft, tpot or e2e with _mean or a percentile such as _p95, in seconds; goodput,"
+    " the share of requests that keep all of these; tokens_per_second of all requests. Only what is named"
+    " counts; default: ttft_p99=1, tpot_p99=0.05.",
+    metavar="NAME=VALUE",
+    names=("--slo",),
+    parse=parse_level,
+    read=read_level,
+    repeatable=True,
+    in_python="Service level: `{'ttft_p95': 1.0, 'goodput': 0.99}`, as for `--slo`.",
+)
+"""Option of every command that has a service level."""
 
 Axis = tuple[str, tuple[str, ...]]
 """A setting, and the values to try, as after `--set KEY=`."""
@@ -182,17 +195,7 @@ class PlanOptions:
     ] = 0.0
     slo: Annotated[
         Mapping[str, float] | tuple[tuple[str, float], ...],
-        Option(
-            "Service level; repeatable: ttft, tpot or e2e with _mean or a percentile such as _p95, in seconds; goodput,"
-            " the share of requests that keep all of these; tokens_per_second of all requests. Only what is named"
-            " counts; default: ttft_p99=1, tpot_p99=0.05.",
-            metavar="NAME=VALUE",
-            names=("--slo",),
-            parse=parse_level,
-            read=read_level,
-            repeatable=True,
-            in_python="Service level: `{'ttft_p95': 1.0, 'goodput': 0.99}`, as for `--slo`.",
-        ),
+        SLO,
     ] = DEFAULT
     rate: Annotated[
         float | None,

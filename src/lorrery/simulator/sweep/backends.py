@@ -2,39 +2,29 @@
 
 Clusters are reached through joblib, whose backends distribute points and return outcomes as they end. This module adds
 what a sweep needs and they lack: a point that kills its process fails alone.
-
-Processes stay alive between points. They are forked from this process, which has imported what a point needs: a start
-takes some milliseconds, an import two seconds. Each has its own pipe, so a killed process (as by the kernel when memory
-is short) fails only the point that it ran; another process takes its place. (`concurrent.futures` and joblib lose all
-running points then.) A process that has grown by `MOST_GROWTH_BYTES` is replaced after its point, so that memory is
-returned; and one that has run a plug-in, so that what the plug-in keeps in its module or its class is as imported at
-the start of each point.
 """
 
-import gc
 import importlib
 import os
 import re
 import signal
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.installed import need_extra
-from lorrery.service.linux import START_METHOD, die_with, num_cores, resident_bytes
+from lorrery.service.linux import num_cores
+from lorrery.simulator.run import SimulatedRun
 from lorrery.simulator.sweep.flags import PROCESSES, Where
-from lorrery.simulator.sweep.outcome import Outcome, run_point, run_remotely
+from lorrery.simulator.sweep.outcome import Outcome, attempt, figures_of
 from lorrery.simulator.sweep.points import Point, code_digest
+from lorrery.simulator.sweep.processes import run_in_processes
 
-__all__ = ["BACKENDS", "Run", "count", "num_cores", "open_backend", "run_in_processes"]
+__all__ = ["BACKENDS", "Run", "count", "open_backend", "run_point"]
 
 _CONNECT_SECONDS = 10.0
 _WORKERS_SECONDS = 60
@@ -71,7 +61,7 @@ def open_backend(where: Where, num_points: int) -> Iterator[tuple[Run, str]]:
 @contextmanager
 def _processes(_address: str | None, jobs: int) -> Iterator[tuple[Run, str]]:
     num_processes = min(jobs, num_cores())
-    yield partial(run_in_processes, num_processes=num_processes), count(num_processes, "process")
+    yield partial(run_in_processes, num_processes=num_processes, run=run_point), count(num_processes, "process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +194,28 @@ BACKENDS: dict[str, Callable[[str | None, int], AbstractContextManager[tuple[Run
 """--backend name -> opens it, from an address and the most concurrent points."""
 
 
+def run_point(point: Point) -> Outcome:
+    """Run a point in this process."""
+    run, inputs = point.run, point.inputs
+    assert run is not None
+    assert inputs is not None
+
+    def simulate() -> Outcome:
+        report = SimulatedRun(run.settings, run.options, run.simulation).run()
+        if (changed := inputs.check_unchanged()) is not None:
+            return Outcome(point.key, error=changed)
+        return Outcome(point.key, figures_of(report), warnings=report.warnings)
+
+    return attempt(point.key, simulate)
+
+
+def run_remotely(point: Point, expected_code: str) -> Outcome:
+    """Run a point in a process of a cluster, if that has the same program."""
+    if code_digest() != expected_code:
+        return Outcome(point.key, error="the cluster's worker runs another version of lorrery than this machine")
+    return run_point(point)
+
+
 def _first_sentence(error: BaseException) -> str:
     return re.split(r"\.\s|\n", str(error).strip())[0] or type(error).__name__
 
@@ -212,125 +224,3 @@ def count(number: int, noun: str) -> str:
     """Return a count with its noun, as `1 process` or `2,000 processes`."""
     plural = noun + ("es" if noun.endswith("s") else "s")
     return f"{number:,} {noun if number == 1 else plural}"
-
-
-MOST_GROWTH_BYTES = 256 << 20
-
-_PROCESSES = get_context("fork") if START_METHOD == "fork" else get_context("spawn")
-
-
-def run_in_processes(
-    points: Iterable[Point], num_processes: int, run: Callable[[Point], Outcome] = run_point
-) -> Generator[Outcome]:
-    """Run points in parallel; yield their outcomes as they end. Closing it kills running points.
-
-    Args:
-        points: the next is taken when a process is free.
-        num_processes: most processes; they start as needed.
-        run: must not raise.
-    """
-    waiting = iter(points)
-    free: list[_Worker] = []
-    busy: dict[Connection, _Worker] = {}
-    try:
-        while True:
-            while len(busy) < num_processes and (point := next(waiting, None)) is not None:
-                worker = _start(point, free, run)
-                busy[worker.pipe] = worker
-            if not busy:
-                return
-            for pipe in wait(list(busy)):
-                assert isinstance(pipe, Connection)
-                worker = busy.pop(pipe)
-                outcome = worker.finish()
-                if worker.goes_on:
-                    free.append(worker)
-                yield outcome
-    finally:
-        for worker in (*free, *busy.values()):
-            worker.kill()
-
-
-def _start(point: Point, free: "list[_Worker]", run: Callable[[Point], Outcome]) -> "_Worker":
-    """Give a point to a free process, or to a new one if there is none, or the free ones were killed."""
-    while free:
-        worker = free.pop()
-        if worker.start(point):
-            return worker
-        worker.kill()
-    worker = _Worker(run)
-    worker.start(point)  # if this process is killed at once too, `finish` reports it
-    return worker
-
-
-class _Worker:
-    """One process, as seen by its parent.
-
-    Attributes:
-        pipe: to it.
-        goes_on: whether it can take another point.
-    """
-
-    def __init__(self, run: Callable[[Point], Outcome]) -> None:
-        self.pipe, theirs = _PROCESSES.Pipe()
-        self.goes_on = True
-        self._point: Point | None = None
-        self._process: BaseProcess = _PROCESSES.Process(target=_serve, args=(theirs, run, os.getpid()), daemon=True)
-        with warnings.catch_warnings():
-            # Python warns about threads that hold locks; the child only computes and takes none of them.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._process.start()
-        theirs.close()
-
-    def start(self, point: Point) -> bool:
-        """Send a point; return whether the process was alive to take it."""
-        self._point = point
-        try:
-            self.pipe.send(point)
-        except (BrokenPipeError, ConnectionResetError):
-            return False
-        return True
-
-    def finish(self) -> Outcome:
-        """Return what the process sent, or how it ended."""
-        assert self._point is not None
-        try:
-            outcome, self.goes_on = self.pipe.recv()
-        except (EOFError, ConnectionResetError):
-            self.goes_on = False
-            self._process.join()
-            outcome = Outcome(self._point.key, error=_how_it_ended(self._process.exitcode))
-        if not self.goes_on:
-            self._process.join()
-            self.pipe.close()
-        assert isinstance(outcome, Outcome)
-        return outcome
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
-        self.pipe.close()
-
-
-def _serve(pipe: Connection, run: Callable[[Point], Outcome], parent: int) -> None:
-    """Main loop of a process: run point after point, until killed, grown or changed by a plug-in."""
-    die_with(parent)
-    # Ctrl-C reaches the whole process group; the parent decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    gc.freeze()  # keeps the collector from touching pages shared with the parent
-    most_bytes = resident_bytes() + MOST_GROWTH_BYTES
-    goes_on = True
-    while goes_on:
-        point: Point = pipe.recv()
-        outcome = run(point)
-        gc.collect()
-        goes_on = resident_bytes() <= most_bytes and not (point.inputs is not None and point.inputs.modules)
-        pipe.send((outcome, goes_on))
-
-
-def _how_it_ended(exit_code: int | None) -> str:
-    if exit_code is None or exit_code >= 0:
-        return f"its process ended with exit code {exit_code}"
-    hint = "; was memory short?" if exit_code == -signal.SIGKILL else ""
-    return f"its process was killed by {signal.Signals(-exit_code).name}{hint}"

@@ -1,18 +1,17 @@
-"""Runs one point, and returns its figures or its error; it never raises."""
+"""The figures of a run, or its error."""
 
 import math
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from lorrery.loadgen.report import LoadReport
 from lorrery.loadgen.workload.distribution import Distribution
 from lorrery.service.errors import LorreryError, exit_in_words
-from lorrery.simulator.run import SimulatedRun
-from lorrery.simulator.sweep.points import Point, code_digest
 from lorrery.vocabulary.files import CPU_SECONDS
 
-__all__ = ["COUNTS", "FIGURES", "SCALING", "Figure", "Outcome", "run_point", "run_remotely"]
+__all__ = ["COUNTS", "FIGURES", "SCALING", "Figure", "Outcome", "attempt", "figures_of"]
 
 Figure = int | float | None
 """None: nothing to compute it from."""
@@ -77,34 +76,21 @@ class Outcome:
     warnings: tuple[str, ...] = ()
 
 
-def run_point(point: Point) -> Outcome:
-    """Run a point in this process."""
-    assert point.run is not None
-    assert point.inputs is not None
+def attempt(key: str, simulate: Callable[[], Outcome]) -> Outcome:
+    """Return what a run gives, or its error: an internal one, or a plug-in's, fails this run alone."""
     try:
-        report = SimulatedRun(point.run.settings, point.run.options, point.run.simulation).run()
-        if (changed := point.inputs.check_unchanged()) is not None:
-            return Outcome(point.key, error=changed)
-        return Outcome(point.key, _figures(report), warnings=report.warnings)
+        return simulate()
     except LorreryError as error:
-        return Outcome(point.key, error=str(error))
-    except Exception as error:  # an internal error, or a plug-in's, fails this point alone
+        return Outcome(key, error=str(error))
+    except Exception as error:  # an internal error, or a plug-in's
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return Outcome(
-            point.key, error=f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
-        )
+        return Outcome(key, error=f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})")
     except BaseException as error:  # raised by a plug-in: processes that run points ignore Ctrl-C
-        return Outcome(point.key, error=exit_in_words(error))
+        return Outcome(key, error=exit_in_words(error))
 
 
-def run_remotely(point: Point, expected_code: str) -> Outcome:
-    """Run a point in a process of a cluster, if that has the same program."""
-    if code_digest() != expected_code:
-        return Outcome(point.key, error="the cluster's worker runs another version of lorrery than this machine")
-    return run_point(point)
-
-
-def _figures(report: LoadReport) -> dict[str, Figure]:
+def figures_of(report: LoadReport) -> dict[str, Figure]:
+    """Return the figures of a run by name, in order of `FIGURES`."""
     summary, cost, slora = report.summary, report.simulation, report.slora
     assert cost is not None
     sources = [report, summary, cost, *([] if report.scaling is None else [report.scaling.summary])]

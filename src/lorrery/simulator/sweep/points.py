@@ -89,6 +89,11 @@ class Point:
     inputs: Inputs | None = None
 
     @property
+    def has_plug_in(self) -> bool:
+        """Whether it runs code from outside the tree."""
+        return self.inputs is not None and bool(self.inputs.modules)
+
+    @property
     def title(self) -> str:
         """The swept keys and their values."""
         return " ".join(f"{key}={value}" for key, value in self.values.items())

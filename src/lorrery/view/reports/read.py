@@ -1,10 +1,10 @@
-"""Detects whether a folder holds a run or a sweep, and reads it.
+"""Detects whether a folder holds a run, a sweep or a comparison, and reads it.
 
 Missing files give a warning on the page, or an error that says what to do.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from lorrery.service.errors import FormatError, SettingsError
 from lorrery.view.reports.requests import Requests, read_requests
 from lorrery.view.reports.sweep import Sweep, read_sweep
 from lorrery.vocabulary.files import (
+    COMPARE_FILE,
+    COMPARE_KIND,
     FORMAT_VERSION,
     KINDS,
     POINTS_FOLDER,
@@ -58,8 +60,16 @@ class Run:
         return found if isinstance(found, Mapping) else {}
 
 
-def read_folders(paths: list[Path]) -> tuple[list[Run], list[Sweep]]:
-    """Read runs and sweeps.
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """A comparison: its folder's name, and the content of its file."""
+
+    name: str
+    content: Mapping[str, Any]
+
+
+def read_folders(paths: list[Path]) -> tuple[list[Run], list[Sweep], list[Arena]]:
+    """Read runs, sweeps and comparisons.
 
     Args:
         paths: folders, or files in them.
@@ -74,18 +84,21 @@ def read_folders(paths: list[Path]) -> tuple[list[Run], list[Sweep]]:
             raise SettingsError(f"{folder} is given twice")
     runs: list[Run] = []
     sweeps: list[Sweep] = []
+    arenas: list[Arena] = []
     names = _names(folders)
     for folder, name in zip(folders, names, strict=True):
-        if (folder / SWEEP_FILE).exists() or (folder / POINTS_FOLDER).is_dir():
+        if (folder / COMPARE_FILE).exists():
+            arenas.append(_read_arena(folder, name))
+        elif (folder / SWEEP_FILE).exists() or (folder / POINTS_FOLDER).is_dir():
             sweeps.append(read_sweep(folder, name))
         else:
             runs.append(_read_run(folder, name))
     if len(runs) > MOST_RUNS:
         raise SettingsError(f"{len(runs)} runs; {MOST_RUNS} are the most that one page can tell apart: give fewer")
-    return runs, sweeps
+    return runs, sweeps, arenas
 
 
-_FILES = (SUMMARY_FILE, REQUESTS_FILE, STEPS_FILE, SWEEP_FILE)
+_FILES = (SUMMARY_FILE, REQUESTS_FILE, STEPS_FILE, SWEEP_FILE, COMPARE_FILE)
 
 
 def _read_run(folder: Path, name: str) -> Run:
@@ -97,7 +110,7 @@ def _read_run(folder: Path, name: str) -> Run:
     warnings: list[str] = []
     summary: Mapping[str, Any] = {}
     if summary_file.exists():
-        summary = _read_summary(summary_file)
+        summary = _read_json(summary_file, KINDS, "a summary of `lorrery load` or `lorrery simulate`")
     else:
         warnings.append(
             f"{SUMMARY_FILE} is missing, so it is not known what ran, nor how: the run may have been killed while it"
@@ -122,15 +135,19 @@ def _hint(folder: Path) -> str:
     return "; give a folder that `lorrery load --out` or `lorrery simulate --out` has written"
 
 
-def _read_summary(path: Path) -> Mapping[str, Any]:
+def _read_arena(folder: Path, name: str) -> Arena:
+    return Arena(name, _read_json(folder / COMPARE_FILE, (COMPARE_KIND,), "the file of `lorrery compare`"))
+
+
+def _read_json(path: Path, kinds: Collection[str], what: str) -> Mapping[str, Any]:
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not a JSON file, or half of one ({error}); run again, or copy it whole") from None
-    if not isinstance(content, Mapping) or content.get("kind") not in KINDS:
-        raise FormatError(f"{path}: not a summary of `lorrery load` or `lorrery simulate`")
+    if not isinstance(content, Mapping) or content.get("kind") not in kinds:
+        raise FormatError(f"{path}: not {what}")
     if (version := content.get("format_version")) != FORMAT_VERSION:
         raise FormatError(f"{path}: format_version {version!r} is not known; this version reads {FORMAT_VERSION}")
     return content

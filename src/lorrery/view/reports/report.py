@@ -1,4 +1,4 @@
-"""`lorrery report` as a function: reads folders and renders one HTML page of runs and sweeps with `page.html`.
+"""`lorrery report` as a function: reads folders and renders one page of runs, sweeps and comparisons with `page.html`.
 
 With the page comes the table of the differences of two runs, with sentences on how they were obtained.
 """
@@ -11,9 +11,10 @@ from pathlib import Path
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.files.writing import write_whole
 from lorrery.view.reports import chart, run_charts, tables
+from lorrery.view.reports.arena import arena_section
 from lorrery.view.reports.compare import Comparison, Difference, Short, compare
 from lorrery.view.reports.frame import page
-from lorrery.view.reports.read import Run, read_folders
+from lorrery.view.reports.read import Arena, Run, read_folders
 from lorrery.view.reports.spread import LEAST_LIVES, LEFT_OUT_LIVES, Steady
 from lorrery.view.reports.sweep import Sweep
 from lorrery.view.reports.sweep_section import sweep_section
@@ -197,8 +198,7 @@ def write_page(folders: Sequence[Path], target: Path) -> None:
     """
     if target.is_dir():
         raise SettingsError(f"{target} is a folder; name the page's file, such as {target / REPORT_FILE}")
-    runs, sweeps = read_folders(list(folders))
-    content = render(runs, sweeps)
+    content = render(*read_folders(list(folders)))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, content.encode(errors="replace"))
@@ -206,11 +206,11 @@ def write_page(folders: Sequence[Path], target: Path) -> None:
         raise LorreryError(f"{target}: {error.strerror}") from None
 
 
-def render(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> str:
+def render(runs: Sequence[Run], sweeps: Sequence[Sweep], arenas: Sequence[Arena] = ()) -> str:
     """Render the page."""
     told = {run.name: list(run.warnings) for run in runs}
     timeline = [*run_charts.scaling_charts(runs, told), *run_charts.timeline_charts(runs, told)] if runs else []
-    names = [*(run.name for run in runs), *(sweep.name for sweep in sweeps)]
+    names = [*(run.name for run in runs), *(sweep.name for sweep in sweeps), *(arena.name for arena in arenas)]
     shown = {run.name: cut(run.name) if len(names) > 1 else "" for run in runs}
     warnings = [(shown[name], cut(text, 600)) for name, texts in told.items() for text in texts]
     for run in runs:
@@ -242,6 +242,7 @@ def render(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> str:
         options=_all_options(runs),
         formulas=next((list(run.part("formulas").items()) for run in runs if run.part("formulas")), []),
         sweeps=[sweep_section(sweep) for sweep in sweeps],
+        arenas=[arena_section(arena) for arena in arenas],
     )
 
 
