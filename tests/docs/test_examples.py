@@ -32,6 +32,7 @@ def test_a_simulation_prints_what_the_tutorial_shows(
 ) -> None:
     (tmp_path / "docs").symlink_to(DOCS)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.syspath_prepend(tmp_path / command.variables.get("PYTHONPATH", ""))
     shown = {tuple(line.split()) for line in _output(command).splitlines() if line.strip()}
     arguments = command.arguments[1:]

@@ -190,7 +190,7 @@ def simulate(
         asked = config, tuple(overrides), options, simulation
         raise typer.Exit(sweep(context, sweeps, asked, out, where, with_page=report))
     if where != Where():
-        raise SettingsError("--jobs, --backend and --backend-address are for sweeps; add --sweep KEY=VALUES")
+        raise SettingsError("--seeds, --jobs, --backend and --backend-address are for sweeps; add --sweep KEY=VALUES")
     run = prepare(Scenario(config, options, overrides=overrides, **vars(simulation)))
     rule = next((key for key in map(key_of, overrides) if f"{key}.".startswith("autoscaler.")), "autoscaler.enabled")
     if rule != "autoscaler.enabled" and not run.settings.is_autoscaled:

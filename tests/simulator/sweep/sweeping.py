@@ -25,10 +25,16 @@ def simulate(*arguments: object, exit_code: int = 0) -> str:
 
 
 def sweep(
-    folder: Path, *values: str, asked: Sequence[object] = (), exit_code: int = 0, jobs: int = 1, plots: bool = False
+    folder: Path,
+    *values: str,
+    asked: Sequence[object] = (),
+    exit_code: int = 0,
+    jobs: int = 1,
+    plots: bool = False,
+    seeds: int = 1,
 ) -> str:
     """Sweep into a folder; without plots, which take longer than the points here."""
-    options = [option for value in values for option in ("--sweep", value)]
+    options = [option for value in values for option in ("--sweep", value)] + ["--seeds", str(seeds)]
     with pytest.MonkeyPatch.context() as patch:
         if not plots:
             patch.setattr("lorrery.simulator.sweep.run.draw", lambda _folder, _axes, _rows: [])

@@ -14,8 +14,9 @@ from lorrery.simulator.sweep.axes import parse_axes
 from lorrery.simulator.sweep.claims import PointStore
 from lorrery.simulator.sweep.outcome import FIGURES, SCALING, Outcome
 from lorrery.simulator.sweep.points import Point
-from lorrery.view.reports.sweep import read_sweep
+from lorrery.view.reports.sweep import close_calls, read_sweep
 from lorrery.vocabulary.files import CPU_SECONDS
+from lorrery.vocabulary.intervals import mean_and_margin
 from tests.simulator.sweep.sweeping import simulate, sweep, table, without_cpu
 
 EXITS, INTERRUPTS = "tests.simulator.faulty_queues:Exits", "tests.simulator.faulty_queues:Interrupts"
@@ -134,7 +135,7 @@ def test_the_table_has_each_with_each_in_order_and_each_is_as_a_run_of_its_own(t
         for lengths in ("8:64", "512")
     ]
     assert {row["status"] for row in rows} == {"ok"}
-    assert tuple(rows[0]) == (*keys, "status", "error", *(name for name in FIGURES if name not in SCALING))
+    assert tuple(rows[0]) == (*keys, "status", "error", *(name for name in FIGURES if name not in SCALING), "points")
     assert output.count("vtc_fair") == 4
     simulate("--set", "scheduler.policy=vtc_fair", "--rate", "16", "--input-range", "8:64", "--out", tmp_path / "one")
     report = json.loads((tmp_path / "one" / "summary.json").read_text(encoding="utf-8"))
@@ -336,7 +337,7 @@ def test_a_plot_says_units_cluster_and_load_and_is_the_same_each_time(tmp_path: 
     assert {"req_queue", "vtc_fair", "p50", "p99"} <= set(text)
     assert "Simulated: Llama-3-8B, 1 worker of 1 x H100-SXM" in text
     assert "poisson arrivals, 2 s, prompts of 8 to 512 tokens, answers of 8 to 512 tokens" in text
-    assert "means of 2 seeds, with bars from the least to the most" in text
+    assert "means of 2 seeds, with bars for their 95 % intervals" in text
     sweep(tmp_path, *values, plots=True)
     assert (tmp_path / "sweep.svg").read_bytes() == drawn
 
@@ -402,3 +403,72 @@ def test_a_cluster_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(LorreryError, match=r"--backend ray needs the extra ray: pip install 'lorrery\[ray\]'"):
         simulate("--sweep", "rate=4,8", "--backend", "ray")
+
+
+# ---- several seeds ------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_the_mean_over_seeds_with_half_of_its_interval(tmp_path: Path) -> None:
+    shown = sweep(tmp_path / "means", "rate=4,16", seeds=3)
+    sweep(tmp_path / "each", "rate=4,16", "seed=42..44")
+    means, each = table(tmp_path / "means"), table(tmp_path / "each")
+    assert [row["rate"] for row in means] == ["4", "16"]
+    assert {row["num_seeds"] for row in means} == {"3"}
+    for place, row in enumerate(means):
+        values = [float(one["ttft_ms_p99"]) for one in each[3 * place : 3 * place + 3]]
+        mean, margin = mean_and_margin(values)
+        assert float(row["ttft_ms_p99"]) == mean
+        assert float(row["ttft_ms_p99_ci95"]) == margin
+        assert f"{mean:,.1f} ±{margin:,.1f}" in shown
+        assert row["points"].split() == [one["points"] for one in each[3 * place : 3 * place + 3]]
+    page = (tmp_path / "means" / "report.html").read_text(encoding="utf-8")
+    assert "means over 3 seeds ± half of their 95 % interval" in page
+
+
+def test_drawn_requests_have_three_seeds_unasked_and_recorded_ones_one(tmp_path: Path) -> None:
+    simulate("--sweep", "workload=poisson,constant", "--sweep", "rate=4,8", "--out", tmp_path / "drawn")
+    assert len(list((tmp_path / "drawn" / "points").glob("*.json"))) == 12
+    fixed = ("--workload", "constant", "--input", "8", "--output", "8")
+    simulate("--sweep", "rate=4,8", "--out", tmp_path / "fixed", *fixed)
+    assert len(list((tmp_path / "fixed" / "points").glob("*.json"))) == 2
+    assert "num_seeds" not in table(tmp_path / "fixed")[0]
+
+
+def test_further_seeds_run_only_what_is_missing(tmp_path: Path) -> None:
+    assert "2 points to run" in sweep(tmp_path, "rate=4,8", seeds=1)
+    assert "4 points to run" in sweep(tmp_path, "rate=4,8", seeds=3)
+    assert "to run" not in sweep(tmp_path, "rate=4,8", seeds=2)
+
+
+def test_a_row_fails_with_its_first_seed_that_does(tmp_path: Path) -> None:
+    sweep(tmp_path, f"scheduler.policy=fcfs,{BROKEN}", seeds=2, exit_code=1)
+    assert [row["status"] for row in table(tmp_path)] == ["ok", "failed"]
+
+
+def test_settings_that_are_not_told_apart_are_named_in_text_and_page(tmp_path: Path) -> None:
+    asked = ("--workers", "2", "--adapters", "all")
+    said = sweep(tmp_path, "scheduler.placement=least_loaded,power_of_two,round_robin", asked=asked, seeds=3)
+    close = [line for line in said.splitlines() if "the best two are not separable" in line]
+    assert close
+    assert any(line.startswith("! TTFT p99: ") for line in close)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert all(line.removeprefix("! ") in page for line in close)
+
+
+def test_seeds_are_swept_or_counted(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--seeds 2 and --sweep seed both say which seeds there are; give one"):
+        simulate("--sweep", "seed=1..3", "--seeds", "2")
+    with pytest.raises(SettingsError, match="--seeds, --jobs, --backend and --backend-address are for sweeps"):
+        simulate("--seeds", "2")
+
+
+def test_only_a_difference_within_chance_is_a_close_call() -> None:
+    def told(first: list[float], second: list[float]) -> list[str]:
+        values = [{"scheduler.policy": "a", "rate": 2.0}, {"scheduler.policy": "b", "rate": 2.0}]
+        return close_calls(values, [[{"ttft_ms_p99": value} for value in own] for own in (first, second)])
+
+    assert told([10.0, 20.0, 30.0], [11.0, 21.1, 30.9]) == []  # in pairs clear, though seeds differ by far more
+    (text,) = told([10.0, 20.0, 30.0], [11.0, 19.0, 31.0])
+    assert "policy=a and policy=b at rate=2;" in text
+    assert told([10.0, 20.0], [10.0, 20.0]) == []
+    assert told([10.0], [11.0]) == []

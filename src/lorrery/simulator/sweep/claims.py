@@ -63,7 +63,7 @@ class PointStore:
         content = {
             "kind": KIND,
             "format_version": FORMAT_VERSION,
-            "point": point.values,
+            "point": point.own_values,
             "figures": outcome.figures,
             "warnings": outcome.warnings,
             "determined_by": point.determined_by,

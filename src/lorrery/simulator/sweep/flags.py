@@ -31,8 +31,19 @@ PROCESSES = "processes"
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where a sweep runs."""
+    """How a sweep runs: with how many seeds, and where."""
 
+    seeds: Annotated[
+        int | None,
+        Option(
+            "Runs of each point, with seeds from --seed on; its row is their mean. Unset: 3 if its requests are drawn,"
+            " else 1; 1 if seed is swept.",
+            _PANEL,
+            "N",
+            least=1,
+            most_typed=1_000,
+        ),
+    ] = None
     jobs: Annotated[
         int | None,
         Option("Number of runs at a time; unset: all cores.", _PANEL, "N", names=("--jobs", "-j"), least=1),

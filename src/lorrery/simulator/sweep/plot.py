@@ -1,8 +1,8 @@
 """Plots of a sweep: throughput and latencies over the swept keys.
 
 The first numeric key is the x axis, with lines; without a numeric key it is the first key, with bars. The next key
-gives one line (or bar) per value, and each combination of further keys a separate figure. Points that differ only in
-`seed` are one mark, their mean, with a bar from the least to the most.
+gives one line (or bar) per value, and each combination of further keys a separate figure. A mean over seeds
+has a bar, its 95 % interval.
 
 Lines that coincide stay visible: the first is the widest, each has its own marker, and p99 is dashed with hollow
 markers; bars have hatches. A caption names what all points share. The look is that of all plots
@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from lorrery.service.installed import has_extra
 from lorrery.simulator.sweep.axes import Axis, Value
+from lorrery.simulator.sweep.points import SEED
 from lorrery.simulator.sweep.table import Row, short_names
 from lorrery.view import plots
 from lorrery.vocabulary.files import count_kinds
+from lorrery.vocabulary.intervals import mean_and_margin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
-SEED = "seed"
 _MOST_FIGURES = 24
 _MOST_TICKS = 9
 _MANY = 7
@@ -184,16 +185,19 @@ def _draw_panel(place: "Axes", panel: _Panel, x: Axis, x_name: str, series: Sequ
 
 
 def _marks(series: _Series, name: str, panel: _Panel) -> list[tuple[int, float, float, float]]:
-    """Return index on the x axis, mean, least and most of a figure; with one seed the last three are equal."""
+    """Return index on the x axis, mean, and the ends of its interval; with one seed the last three are equal."""
     found = []
     for index, rows in series.rows.items():
-        values = []
+        values, margins = list[float](), list[float]()
         for row in rows:
             value, whole = row.figure(name), row.figure(panel.of) if panel.of is not None else 1.0
             if value is not None and whole:
-                values.append(value / whole * (100 if panel.of is not None else panel.scale))
+                scale = (100 if panel.of is not None else panel.scale) / whole
+                values.append(value * scale)
+                margins.append(row.margins.get(name, 0.0) * scale)
         if values:
-            found.append((index, sum(values) / len(values), min(values), max(values)))
+            mean, margin = mean_and_margin(values) if len(values) > 1 else (values[0], margins[0])
+            found.append((index, mean, max(mean - margin, 0.0), mean + margin))
     return found
 
 
@@ -304,12 +308,13 @@ def _caption(row: Row, axes: Sequence[Axis], fixed: Mapping[str, Value], names: 
         unless("adapters", f"adapters: {options.adapters}") if options.adapters else "",
         unless("num-adapters", f"{options.num_adapters} adapters") if options.num_adapters else "",
     )
-    seeds = next((len(axis.values) for axis in axes if axis.key == SEED), 1)
+    seeds = next((len(axis.values) for axis in axes if axis.key == SEED), len(row.points))
+    shows_means = len(row.points) > 1 or (seeds > 1 and len(axes) > 1)
     lines = (
         ", ".join(f"{names[key]} {value}" for key, value in fixed.items()),
         "Simulated: " + ", ".join(part for part in cluster if part),
         ", ".join(part for part in load if part),
-        f"means of {seeds} seeds, with bars from the least to the most" if seeds > 1 and len(axes) > 1 else "",
+        f"means of {seeds} seeds, with bars for their 95 % intervals" if shows_means else "",
     )
     return "\n".join(line for line in lines if line)
 

@@ -25,12 +25,12 @@ from lorrery.service.settings.cluster import Settings, load
 from lorrery.service.settings.reading import key_of, known_settings, nearest_setting
 from lorrery.simulator.cluster import check_routers
 from lorrery.simulator.options import SimulationOptions
-from lorrery.simulator.sweep.axes import Axis, Value, combinations
+from lorrery.simulator.sweep.axes import MOST_POINTS, Axis, Value, combinations
 from lorrery.simulator.sweep.flags import CONFIG, SweptFlags
 from lorrery.simulator.sweep.inputs import Inputs, named_files, plugin_files
 from lorrery.worker.build import deployment_of
 
-__all__ = ["Asked", "Point", "code_digest", "make_points"]
+__all__ = ["SEED", "Asked", "Point", "code_digest", "make_points"]
 
 ROOMS_OF_A_SIMULATION = (
     "loadgen",
@@ -55,6 +55,10 @@ _OF_DEVICE = {"catalogue", "model", "worker", "workers", "adapters"}
 """Settings that `deployment_of` reads."""
 
 
+SEED = "seed"
+DRAWS = 3
+"""Seeds of a point whose requests are drawn, if their number is not asked for."""
+
 Asked = tuple[Path | None, tuple[str, ...], LoadOptions, SimulationOptions]
 """Base of every point from the command line: settings file, `--set`s, options. The sweep's values change it."""
 
@@ -74,6 +78,7 @@ class Point:
 
     Attributes:
         values: of the swept keys, in their order.
+        seed: if several points with these values are one row of the table.
         key: a hash of all that determines its figures; empty if it cannot be run.
         run: None if it cannot be run.
         refused: why it cannot.
@@ -87,6 +92,7 @@ class Point:
     refused: str = ""
     determined_by: Mapping[str, Any] | None = None
     inputs: Inputs | None = None
+    seed: int | None = None
 
     @property
     def has_plug_in(self) -> bool:
@@ -96,11 +102,22 @@ class Point:
     @property
     def title(self) -> str:
         """The swept keys and their values."""
-        return " ".join(f"{key}={value}" for key, value in self.values.items())
+        return " ".join(f"{key}={value}" for key, value in self.own_values.items())
+
+    @property
+    def own_values(self) -> dict[str, Value]:
+        """The values, and the seed where that is not swept."""
+        return self.values if self.seed is None else {**self.values, SEED: self.seed}
 
 
-def make_points(asked: Asked, axes: Sequence[Axis], flags: SweptFlags) -> list[Point]:
-    """Build the points, in order: the last axis varies fastest.
+def make_points(asked: Asked, axes: Sequence[Axis], flags: SweptFlags, num_seeds: int | None = 1) -> list[Point]:
+    """Build the points, in order: the last axis varies fastest, then the seed.
+
+    Args:
+        asked: base of every point.
+        axes: swept.
+        flags: that can be swept.
+        num_seeds: of each combination; None: `DRAWS` if its requests are drawn. 1 if the seed is swept.
 
     Raises:
         SettingsError: an unknown key, or a value that no point can have; names the key.
@@ -113,6 +130,10 @@ def make_points(asked: Asked, axes: Sequence[Axis], flags: SweptFlags) -> list[P
             near = nearest_setting(flags.parameter_of(axis.key).split("."), settings)
             hint = f"; did you mean {near}?" if near and tuple(near.split(".")) in settings else ""
             raise SettingsError(f"--sweep {cut(axis.key)}: {why}{hint}")
+    if any(flags.name_of(axis.key) == SEED for axis in axes):
+        if num_seeds not in (None, 1):
+            raise SettingsError(f"--seeds {num_seeds} and --sweep {SEED} both say which seeds there are; give one")
+        num_seeds = 1
     _check_given_once(axes, asked[1], flags)
     maker = _RunMaker(asked, flags)
     points: list[Point] = []
@@ -129,9 +150,15 @@ def make_points(asked: Asked, axes: Sequence[Axis], flags: SweptFlags) -> list[P
                 errors.setdefault(choice, str(refusal))
         else:
             inputs = Inputs.of(_files(run), _plugins(run.settings))
-            determined_by = _determined_by(run, inputs)
-            points.append(Point(values, _hash(determined_by), run, determined_by=determined_by, inputs=inputs))
+            draws = (DRAWS if run.options.is_drawn else 1) if num_seeds is None else num_seeds
+            for seed in range(run.options.seed, run.options.seed + draws):
+                one = replace(run, options=replace(run.options, seed=seed))
+                determined_by = _determined_by(one, inputs)
+                point = Point(values, _hash(determined_by), one, determined_by=determined_by, inputs=inputs)
+                points.append(point if draws == 1 else replace(point, seed=seed))
             possible.update(chosen)
+            if len(points) > MOST_POINTS:
+                raise SettingsError(f"--seeds {draws}: more than {MOST_POINTS:,} runs; sweep less, or take fewer seeds")
     _check_autoscaler(axes, points)
     impossible = {choice: error for choice, error in errors.items() if choice not in possible}
     if impossible:

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
+from itertools import groupby
 from pathlib import Path
 from time import sleep
 
@@ -33,9 +34,9 @@ from lorrery.simulator.sweep.flags import SweptFlags, Where
 from lorrery.simulator.sweep.outcome import Outcome
 from lorrery.simulator.sweep.plot import draw
 from lorrery.simulator.sweep.points import Asked, Point, make_points
-from lorrery.simulator.sweep.table import FAILED, NOT_RUN, OK, Row, print_table, write_csv, write_parquet
+from lorrery.simulator.sweep.table import FAILED, NOT_RUN, Row, print_table, write_csv, write_parquet
 from lorrery.view.reports.report import report
-from lorrery.view.reports.sweep import unmoved, warned
+from lorrery.view.reports.sweep import close_calls, unmoved, warned
 from lorrery.vocabulary.files import POINTS_FOLDER, SWEEP_FILE
 
 
@@ -128,7 +129,7 @@ def sweep(
         LorreryError: an invalid key or value, folder or backend. Failures of single points are in the table.
     """
     axes = parse_axes(sweeps)
-    points = make_points(asked, axes, SweptFlags(context))
+    points = make_points(asked, axes, SweptFlags(context), where.seeds)
     console, progress_console = Console(soft_wrap=False), Console(stderr=True)
     store = None
     if out is not None:
@@ -146,10 +147,13 @@ def sweep(
     if done:
         progress_console.print(f"{len(done):,} of {len(points):,} points are there already", highlight=False)
     interrupted = bool(missing) and not _Runner(where, done, progress_console).run(missing, store)
-    rows = [_row(point, done) for point in points]
+    by_values = groupby(points, lambda point: tuple(point.values.values()))
+    rows = [Row.of(list(of_row), done) for _, of_row in by_values]
     print_table(console, axes, rows)
     ran = [(row.point.values, row.figures) for row in rows if row.figures is not None]
-    for line in (*unmoved([axis.key for axis in axes], ran), *_warnings(points, done)):
+    rounds = [[one.figures for point in row.points if (one := done[point.key]).figures] for row in rows if row.figures]
+    told = close_calls([values for values, _ in ran], rounds)
+    for line in (*unmoved([axis.key for axis in axes], ran), *told, *_warnings(points, done)):
         console.print(f"! {line}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     for path in _write(out, axes, rows, console, with_page=with_page) if out is not None else ():
         console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
@@ -275,17 +279,6 @@ def _warnings(points: Sequence[Point], done: Mapping[str, Outcome]) -> list[str]
     """Return the points' warnings for readers of their figures."""
     ended = [(point.title, done[point.key]) for point in points if point.key in done]
     return warned(len(points), [(title, text) for title, outcome in ended for text in outcome.warnings])
-
-
-def _row(point: Point, done: dict[str, Outcome]) -> Row:
-    if point.run is None:
-        return Row(point, FAILED, point.refused)
-    outcome = done.get(point.key)
-    if outcome is None:
-        return Row(point)
-    if outcome.figures is None:
-        return Row(point, FAILED, outcome.error)
-    return Row(point, OK, "", outcome.figures)
 
 
 def _write(folder: Path, axes: Sequence[Axis], rows: Sequence[Row], console: Console, *, with_page: bool) -> list[Path]:

@@ -1,11 +1,14 @@
-"""A sweep as a table: CSV, Parquet, and on the terminal. One row per point, in the order of the points.
+"""A sweep as a table: CSV, Parquet, and on the terminal. One row per combination of values, in the order of the points.
 
-Columns: the swept keys, `status` (ok, failed, not run), `error`, and the figures. Missing values are empty.
+Columns: the swept keys, `status` (ok, failed, not run), `error`, and the figures. Missing values are empty. If rows are
+of several seeds, figures are their means, `num_seeds` says of how many, and `NAME_ci95` has half of the 95 % interval
+in which the mean of `NAME` lies. `points` names the files of the runs.
 """
 
 import csv
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from io import BytesIO, StringIO
 from pathlib import Path
 
@@ -16,14 +19,18 @@ from rich.text import Text
 from lorrery.service.installed import has_extra
 from lorrery.simulator.sweep.axes import Axis, Value
 from lorrery.simulator.sweep.claims import replace_file
-from lorrery.simulator.sweep.outcome import COUNTS, FIGURES, SCALING, Figure
+from lorrery.simulator.sweep.outcome import COUNTS, FIGURES, SCALING, Figure, Outcome
 from lorrery.simulator.sweep.points import Point
+from lorrery.view.reports.sweep import CI95, NUM_SEEDS, POINTS
 from lorrery.view.terminal import FigureTable
+from lorrery.vocabulary.files import CPU_SECONDS
+from lorrery.vocabulary.intervals import mean_and_margin
 
 __all__ = ["FAILED", "NOT_RUN", "OK", "Row", "print_table", "short_names", "write_csv", "write_parquet"]
 
 OK, FAILED, NOT_RUN = "ok", "failed", "not run"
 
+MEANS = "; means over the seeds ± half of their 95 % interval"
 _MOST_ROWS = 40
 _SHOWN = (
     ("req/s", "requests_per_second"),
@@ -47,12 +54,45 @@ _STYLES = {OK: "", FAILED: "red", NOT_RUN: "yellow"}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One point and its result."""
+    """One combination and its result.
 
-    point: Point
+    Attributes:
+        points: its runs, one per seed.
+        figures: means over the seeds; None if not all have run.
+        margins: half of the 95 % interval of each; empty for one seed.
+    """
+
+    points: Sequence[Point]
     status: str = NOT_RUN
     error: str = ""
     figures: dict[str, Figure] | None = None
+    margins: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def point(self) -> Point:
+        """Its first run."""
+        return self.points[0]
+
+    @classmethod
+    def of(cls, points: Sequence[Point], done: Mapping[str, Outcome]) -> "Row":
+        """Make the row of some points, given the outcomes by key."""
+        outcomes = [done.get(point.key) for point in points]
+        refused = next((point.refused for point in points if point.run is None), "")
+        errors = (one.error for one in outcomes if one is not None and one.figures is None)
+        if error := refused or next(errors, ""):
+            return cls(points, FAILED, error)
+        rounds = [one.figures for one in outcomes if one is not None and one.figures is not None]
+        if len(rounds) < len(points):
+            return cls(points)
+        if len(points) == 1:
+            return cls(points, OK, "", rounds[0])
+        means, margins = dict[str, Figure](), dict[str, float]()
+        for name in FIGURES:
+            mean, margin = mean_and_margin(math.nan if (value := one[name]) is None else value for one in rounds)
+            means[name] = None if math.isnan(mean) else mean
+            if math.isfinite(margin) and name != CPU_SECONDS:
+                margins[name] = margin
+        return cls(points, OK, "", means, margins)
 
     def figure(self, name: str) -> Figure:
         """Return a figure; None if there is none."""
@@ -87,8 +127,10 @@ def write_parquet(path: Path, axes: Sequence[Axis], rows: Sequence[Row]) -> bool
     types = {int: pa.int64(), float: pa.float64(), str: pa.string()}
     kinds: dict[str, type[Value]] = {axis.key: type(axis.values[0]) for axis in axes}
     kinds |= {"status": str, "error": str}
-    kinds |= {name: int if name in COUNTS else float for name in FIGURES}
-    columns = {name: pa.array(values, types[kinds[name]]) for name, values in _columns(axes, rows)}
+    kinds |= {NUM_SEEDS: int, POINTS: str}
+    if not any(row.margins for row in rows):
+        kinds |= dict.fromkeys(COUNTS, int)
+    columns = {name: pa.array(values, types[kinds.get(name, float)]) for name, values in _columns(axes, rows)}
     content = BytesIO()
     parquet.write_table(pa.table(columns), content)
     replace_file(path, content.getvalue())
@@ -97,7 +139,11 @@ def write_parquet(path: Path, axes: Sequence[Axis], rows: Sequence[Row]) -> bool
 
 def print_table(console: Console, axes: Sequence[Axis], rows: Sequence[Row]) -> None:
     """Print the swept values and the main figures."""
-    table = FigureTable(box=box.SIMPLE_HEAD, first_to_go=_FIRST_TO_GO, caption="times in ms")
+    table = FigureTable(
+        box=box.SIMPLE_HEAD,
+        first_to_go=_FIRST_TO_GO,
+        caption=f"times in ms{MEANS if any(row.margins for row in rows) else ''}",
+    )
     for axis, name in zip(axes, short_names(axes), strict=True):
         if axis.is_numeric:
             table.add_column(name)
@@ -120,7 +166,7 @@ def print_table(console: Console, axes: Sequence[Axis], rows: Sequence[Row]) -> 
         if not all_ran:
             cells.append(Text(row.status, style=_STYLES[row.status]))
         if row.figures is not None:
-            cells += [_cell(name, row.figure(name)) for _, name in shown]
+            cells += [_with_margin(row, name) for _, name in shown]
         table.add_row(*cells)
     console.print(table)
     if len(rows) > _MOST_ROWS:
@@ -139,8 +185,23 @@ def _columns(axes: Sequence[Axis], rows: Sequence[Row]) -> Iterator[tuple[str, l
     yield "status", [row.status for row in rows]
     yield "error", [row.error for row in rows]
     is_scaled = any(row.figure("gpu_hours") is not None for row in rows)
-    for name in FIGURES if is_scaled else (name for name in FIGURES if name not in SCALING):
+    names = [name for name in FIGURES if is_scaled or name not in SCALING]
+    has_margins = any(row.margins for row in rows)
+    if has_margins:
+        yield NUM_SEEDS, [len(row.points) for row in rows]
+    for name in names:
         yield name, [row.figure(name) for row in rows]
+    for name in names if has_margins else ():
+        if name != CPU_SECONDS:
+            yield f"{name}{CI95}", [row.margins.get(name) for row in rows]
+    yield POINTS, [" ".join(point.key for point in row.points) for row in rows]
+
+
+def _with_margin(row: Row, name: str) -> Text:
+    text = Text(_cell(name, row.figure(name)))
+    if (margin := row.margins.get(name)) is not None:
+        text.append(f" ±{_cell(name, margin)}", "dim")
+    return text
 
 
 def _cell(name: str, value: Figure) -> str:

@@ -1,8 +1,7 @@
 """A sweep's part of the page: plots over what was swept, and the table of its points.
 
 The first numeric key is the x axis (without one, the first key), the next one has a line for each value, and each
-combination of further keys a row of charts. Points that differ only in `seed` are drawn as their mean, with a bar from
-the least to the most.
+combination of further keys a row of charts. A mean over seeds has a bar, its 95 % interval.
 """
 
 import itertools
@@ -15,12 +14,12 @@ import numpy as np
 from markupsafe import Markup
 
 from lorrery.view.reports import chart
-from lorrery.view.reports.sweep import DONE, Axis, Point, Sweep
+from lorrery.view.reports.sweep import DONE, NUM_SEEDS, SEED, Axis, Point, Sweep
 from lorrery.view.reports.tables import Column, Table, cut
+from lorrery.vocabulary.intervals import mean_and_margin
 
 __all__ = ["SweepSection", "sweep_section"]
 
-SEED = "seed"
 _MOST_ROWS, _MOST_FACETS, _MOST_LINES = 400, 8, 8
 _UNITS = {"rate": "requests/s", "concurrency": "clients", "duration": "s"}
 _MOST_TICKS = 9
@@ -150,8 +149,9 @@ def _facets(sweep: Sweep, notes: list[str]) -> list[Facet]:
     if len(combinations) > _MOST_FACETS:
         kept = f"the first {_MOST_FACETS} of {len(combinations):,} combinations"
         notes.append(f"{kept} of {', '.join(axis.key for axis in fixed_axes)} are drawn; the table has all")
-    if any(axis.key == SEED and len(axis.values) > 1 for axis in sweep.axes) and x.key != SEED:
-        notes.append("points that differ in seed alone are drawn as their mean, with a bar from least to most")
+    is_swept = any(axis.key == SEED and len(axis.values) > 1 for axis in sweep.axes) and x.key != SEED
+    if is_swept or any(point.margins for point in done):
+        notes.append("marks are means over the seeds, with a bar for the 95 % interval in which such a mean lies")
     found = []
     for chosen in combinations[:_MOST_FACETS]:
         fixed = dict(zip((axis.key for axis in fixed_axes), chosen, strict=True))
@@ -199,12 +199,14 @@ def _line(panel: _Panel, points: Sequence[Point], x: Axis, name: str, style: int
     places, middles, lows, highs = [], [], [], []
     for number, value in enumerate(x.values):
         here = [_value(panel, point) for point in points if point.values[x.key] == value]
-        known = [one for one in here if math.isfinite(one)]
-        if known:
+        mean, margin = mean_and_margin(here)
+        if len(here) == 1:
+            margin = _margin(panel, next(point for point in points if point.values[x.key] == value))
+        if math.isfinite(mean):
             places.append(float(value) if x.is_numeric else float(number))
-            middles.append(sum(known) / len(known))
-            lows.append(min(known))
-            highs.append(max(known))
+            middles.append(mean)
+            lows.append(max(mean - margin, 0.0) if math.isfinite(margin) else mean)
+            highs.append(mean + margin if math.isfinite(margin) else mean)
     spread = any(high > low for low, high in zip(lows, highs, strict=True))
     bars = (np.array(lows), np.array(highs)) if spread else (np.empty(0), np.empty(0))
     return chart.Line(name, np.array(places), np.array(middles), style, marks=True, low=bars[0], high=bars[1])
@@ -218,6 +220,12 @@ def _value(panel: _Panel, point: Point) -> float:
     return value / whole if whole else math.nan
 
 
+def _margin(panel: _Panel, point: Point) -> float:
+    margin = point.margins.get(panel.figure, 0.0) * panel.scale
+    whole = point.figure(panel.of) if panel.of else 1.0
+    return margin / whole if whole else 0.0
+
+
 def _table(sweep: Sweep, notes: list[str]) -> Table:
     shown = [one for one in _SHOWN if any(math.isfinite(point.figure(one[1])) for point in sweep.points)]
     all_ran = all(point.status == DONE for point in sweep.points)
@@ -229,11 +237,20 @@ def _table(sweep: Sweep, notes: list[str]) -> Table:
         cells = [cut(_text(point.values[axis.key])) for axis in sweep.axes]
         if not all_ran:
             cells.append(cut(f"{point.status}: {point.error}" if point.error else point.status, 160))
-        cells += [chart.number(point.figure(figure) * scale) for _, figure, scale, _ in shown]
+        cells += [_with_margin(point, figure, scale) for _, figure, scale, _ in shown]
         rows.append(cells)
     if len(sweep.points) > _MOST_ROWS:
         notes.append(f"the table has the first {_MOST_ROWS} of {len(sweep.points):,} points; sweep.csv has all")
+    if any(point.margins for point in sweep.points):
+        seeds = dict.fromkeys(_text(point.figure(NUM_SEEDS)) for point in sweep.points)
+        notes.append(f"the table has means over {' or '.join(seeds)} seeds ± half of their 95 % interval")
     return Table("Points", columns, rows)
+
+
+def _with_margin(point: Point, figure: str, scale: float) -> str:
+    shown = chart.number(point.figure(figure) * scale)
+    margin = point.margins.get(figure)
+    return shown if margin is None else f"{shown} ± {chart.number(margin * scale)}"
 
 
 def _text(value: float | str) -> str:
