@@ -16,7 +16,7 @@ from rich.text import Text
 from lorrery.cli.flags import CONFIG_HELP, VersionOption, takes_deployment, with_deployment
 from lorrery.loadgen.flags import Report, check_report, takes_load_options
 from lorrery.loadgen.options import load_options
-from lorrery.loadgen.report import EXIT_FAILURES, EXIT_OK
+from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from lorrery.loadgen.report_files import check_folder
 from lorrery.service.commands import Command, command_app, command_options, takes
 from lorrery.service.errors import SettingsError
@@ -108,7 +108,7 @@ def compare(
       lorrery compare vtc_fair vtc_fair,fair_max_running=16 --slo ttft_p99=0.5 --rate 30 --adapters all
       lorrery compare adapters.max_loras=4 adapters.max_loras=8 --adapters all --out out/places
 
-    Exit code: 0 all ran, 1 a candidate failed, 2 wrong usage.
+    Exit code: 0 all ran, 1 a candidate failed, 2 wrong usage, 130 interrupted.
     """
     del version
     check_report(out, report=report)
@@ -121,8 +121,11 @@ def compare(
         candidates=names or (),
         **given_to(ArenaOptions, given),
     )
-    with _progress() as watch:
-        found = compare_all(asked, watch)
+    try:
+        with _progress() as watch:
+            found = compare_all(asked, watch)
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     console = table_console()
     _show(found, console)
     if out is not None:

@@ -154,3 +154,15 @@ def test_tenants_are_the_requests_own_or_their_adapters() -> None:
     found = lorrery.compare(candidates=["fcfs", "vtc_fair"], workload=requests, seeds=1, workers=1)
     assert found.tenants == ["a", "b"]
     assert all(name.startswith(("lora-", "tloen/")) for name in compare("fcfs", "req_queue").tenants)
+
+
+def test_overrides_are_a_mapping_or_texts_and_need_not_fit_the_default_policy() -> None:
+    work = {"rate": 4, "duration": 2}
+    one = lorrery.compare(
+        candidates=["lpm,memory=estimated", "fcfs_tail"],
+        overrides={"scheduler.batching": "sglang", "adapters.registry": [{"id": "a", "rank": 8}]},
+        workload=work,
+        seeds=1,
+    )
+    assert [contestant.error for contestant in one.contestants] == ["", ""]
+    assert {contestant.parts["batching"] for contestant in one.contestants} == {"sglang"}

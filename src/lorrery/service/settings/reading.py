@@ -156,7 +156,7 @@ def _sources(
         path = Path(name)
     from_command_line: dict[str, Any] = {}
     for override in overrides:
-        merge(from_command_line, _parse_override(override))
+        merge(from_command_line, nested(*read_override(override)))
     return (
         (f"file {path}", read_toml(path) if path is not None else {}),
         ("environment", _environment(model)),
@@ -226,7 +226,7 @@ def changed(model: type[S], content: S | Mapping[str, Any], overrides: Mapping[s
             merge(last, nested(key, value))
     else:
         for override in overrides:
-            merge(last, _parse_override(override))
+            merge(last, nested(*read_override(override)))
     layers.append(last)
     if (why := _why_not(model, layers)) is not None:
         parts = _preset_parts(model, layers, why)
@@ -372,7 +372,12 @@ def key_of(override: str) -> str:
     return override.partition("=")[0].strip()
 
 
-def _parse_override(text: str) -> dict[str, Any]:
+def read_override(text: str) -> tuple[str, Any]:
+    """Return the setting that an argument of --set names, and its value.
+
+    Raises:
+        SettingsError: not of the form KEY=VALUE, or a value beyond the parser's limits.
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise SettingsError(f"--set {cut(text)}: expected section.key=value")
@@ -382,7 +387,7 @@ def _parse_override(text: str) -> dict[str, Any]:
         parsed = value
     except ValueError as error:
         raise SettingsError(f"--set {quoted(key)}: {error}") from None
-    return nested(key.strip(), parsed)
+    return key.strip(), parsed
 
 
 def nested(key: str, value: object) -> dict[str, Any]:

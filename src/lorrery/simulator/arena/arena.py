@@ -16,7 +16,7 @@ from lorrery.scheduler.core.policies import batching_of, limits_of
 from lorrery.service.errors import SettingsError
 from lorrery.service.linux import num_cores
 from lorrery.service.options import Option, arguments_of, part_of
-from lorrery.service.settings.reading import override_of
+from lorrery.service.settings.reading import read_override
 from lorrery.simulator.arena.candidates import candidates_of
 from lorrery.simulator.arena.comparison import TENANT, Comparison, Contestant
 from lorrery.simulator.arena.equal import notes_on, why_equal
@@ -24,7 +24,7 @@ from lorrery.simulator.arena.fairness import jain_of_shares, service_gap
 from lorrery.simulator.arena.watch import Watch
 from lorrery.simulator.arguments import read_overrides, read_table
 from lorrery.simulator.interface import prepare
-from lorrery.simulator.options import Observers, Scenario
+from lorrery.simulator.options import Observers, Overrides, Scenario
 from lorrery.simulator.plan.level import DEFAULT, Level, level_of
 from lorrery.simulator.plan.options import SLO
 from lorrery.simulator.run import SimulatedRun
@@ -88,28 +88,34 @@ def compare_all(asked: ArenaOptions, watch: Watcher = lambda _done, _all: None) 
     """
     checked = read_table(asked)
     overrides = read_overrides(checked.overrides)
-    if isinstance(overrides, Mapping):
-        overrides = [override_of(key, value) for key, value in overrides.items()]  # type: ignore[arg-type]  # JSON's
-    scenario, level = part_of(Scenario, checked), checked.level
-    base = prepare(replace(scenario, overrides=overrides))
-    first = base.options.seed
-    num_seeds = checked.seeds if base.requests is not None or base.options.is_drawn else 1
-    seeds = range(first, first + num_seeds)
-    found = Comparison(level, seeds, [])
-    rounds: list[_Round] = []
-    for place, candidate in enumerate(candidates_of(checked.candidates, overrides)):
+    scenario = part_of(Scenario, checked)
+    runs: dict[int, SimulatedRun] = {}
+    found = Comparison(checked.level, (), [])
+    for place, candidate in enumerate(candidates_of(checked.candidates, list(overrides))):
         contestant = Contestant(candidate)
         found.contestants.append(contestant)
+        own: Overrides = (
+            {**overrides, **dict(map(read_override, candidate.overrides))}
+            if isinstance(overrides, Mapping)
+            else [*overrides, *candidate.overrides]
+        )
         try:
-            one = replace(scenario, overrides=[*overrides, *candidate.overrides])
-            runs = [prepare(replace(one, seed=seed)) for seed in seeds]
+            runs[place] = prepare(replace(scenario, overrides=own))
         except SettingsError as error:
             if candidate.is_asked:
                 raise SettingsError(f"{candidate.name}: {error}") from None
             contestant.error = str(error).removesuffix(" (--set)")
             continue
-        contestant.parts = _parts_of(runs[0])
-        rounds += [_Round(f"{place} {seed}", run) for seed, run in zip(seeds, runs, strict=True)]
+        contestant.parts = _parts_of(runs[place])
+    if not runs:
+        raise SettingsError(f"{found.contestants[0].name}: {found.contestants[0].error}")
+    base = next(iter(runs.values()))
+    found.seeds = range(base.options.seed, base.options.seed + (checked.seeds if base.options.is_drawn else 1))
+    rounds = [
+        _Round(f"{place} {seed}", replace(run, options=replace(run.options, seed=seed)))
+        for seed in found.seeds
+        for place, run in runs.items()
+    ]
     _run_all(rounds, found, min(checked.jobs or num_cores(), num_cores()), watch)
     _conclude(found, base)
     return found
@@ -133,9 +139,8 @@ class _Round:
 
 
 def _run_all(rounds: Sequence[_Round], found: Comparison, num_processes: int, watch: Watcher) -> None:
-    by_seed = sorted(rounds, key=lambda one: int(one.key.partition(" ")[2]))
     run = partial(_run, level=found.level)
-    with closing(run_in_processes(by_seed, num_processes, run)) as outcomes:
+    with closing(run_in_processes(rounds, num_processes, run)) as outcomes:
         for done, outcome in enumerate(outcomes, 1):
             place, seed = map(int, outcome.key.split())
             contestant = found.contestants[place]
@@ -154,6 +159,7 @@ def _run(one: _Round, level: Level) -> Outcome:
         watch = Watch(level)
         one.run.observers = Observers(subscribers=(watch,), on_end=watch.ended)
         report = one.run.run()
+        watch.close()
         return Outcome(
             one.key, figures_of_round(report, watch, warmup=one.run.options.warmup), warnings=report.warnings
         )
@@ -216,14 +222,14 @@ def _conclude(found: Comparison, base: SimulatedRun) -> None:
     """Say which candidates are equal and why, and what to know."""
     options, own = base.options, base.settings
     workers = base.simulation_options.workers
+    bounds = ", ".join(f"{one.time.upper()} {one.limit:g} s" for one in found.level.bounds if one.time)
     found.about = {
         "model": own.model,
         "GPU": own.worker.gpu,
         "workers": str(own.num_worker_processes(workers)),
         "workload": options.workload,
         "seeds": f"{found.seeds[0]} to {found.seeds[-1]}" if len(found.seeds) > 1 else str(found.seeds[0]),
-        "goodput": "requests with "
-        + ", ".join(f"{one.time.upper()} {one.limit:g} s" for one in found.level.bounds if one.time),
+        "goodput": f"requests that {f'have {bounds} at most' if bounds else 'finish'}",
     }
     groups: dict[tuple[float, ...], list[Contestant]] = {}
     for one in found.ran:

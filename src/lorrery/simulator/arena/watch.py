@@ -237,10 +237,13 @@ class Watch:
         """Different priorities of requests."""
         return len({priority for _, _, _, priority, _ in self._rows})
 
+    def close(self) -> None:
+        """Count the last decision; to be called when the run has ended."""
+        self._end_decision()
+
     @property
     def digest(self) -> int:
         """A hash of all decisions."""
-        self._end_decision()
         return int.from_bytes(self._hash.digest())
 
     @property
