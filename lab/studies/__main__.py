@@ -16,6 +16,7 @@ STUDIES = {
     "mixed_fleet": "one H100 beside two L40S: round robin, least loaded, adapter hash, predicted finish (15 s)",
     "shards": "2 and 4 routers and schedulers that do not talk, beside one with the same workers: regret (2 min)",
     "affinity": "where an adapter is, or where little waits? placements by adapters, skew and load (2 min)",
+    "referee": "the gateway smg and rules of ours route LoRA requests: live runs as recorded, and virtual ones (1 min)",
     "autoscaling": "a day of chat: GPU hours against service level for five autoscaling rules (2 min)",
     "intervals": "do the intervals of `lorrery report A B` hold? equal runs, and slower ones (10 min)",
     "fair_tenants": "one tenant at ten times its share: what the others notice, by policy (25 s)",

@@ -22,6 +22,7 @@ SMALL = {
     "mixed_fleet": ["--seconds", "6"],
     "shards": ["--seconds", "2", "--seeds", "1"],
     "affinity": ["--requests", "20", "--placements", "weighted"],
+    "referee": ["--virtual", "2", "--seconds", "2"],
     "intervals": ["--seeds", "6", "--seconds", "2"],
     "autoscaling": ["--seconds", "30"],
 }
