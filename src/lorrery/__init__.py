@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lorrery.service.settings.cluster import Settings
     from lorrery.simulator.arena.arena import compare
     from lorrery.simulator.arena.comparison import Comparison
+    from lorrery.simulator.counterfactual import Counterfactual, counterfactual
     from lorrery.simulator.interface import simulate
     from lorrery.simulator.plan.options import Claim
     from lorrery.simulator.plan.plan import Plan, plan
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Claim",
     "Comparison",
+    "Counterfactual",
     "LoadOptions",
     "LorreryError",
     "Observation",
@@ -45,6 +47,7 @@ __all__ = [
     "VirtualCluster",
     "__version__",
     "compare",
+    "counterfactual",
     "plan",
     "report",
     "simulate",
@@ -53,6 +56,7 @@ __all__ = [
 _HOMES = {
     "Claim": ("simulator.plan.options", "Claim"),
     "Comparison": ("simulator.arena.comparison", "Comparison"),
+    "Counterfactual": ("simulator.counterfactual", "Counterfactual"),
     "LoadOptions": ("loadgen.options", "LoadOptions"),
     "LorreryError": ("service.errors", "LorreryError"),
     "Observation": ("simulator.virtual_cluster", "Observation"),
@@ -65,6 +69,7 @@ _HOMES = {
     "VirtualCluster": ("simulator.virtual_cluster", "VirtualCluster"),
     "__version__": ("service.installed", "VERSION"),
     "compare": ("simulator.arena.arena", "compare"),
+    "counterfactual": ("simulator.counterfactual", "counterfactual"),
     "plan": ("simulator.plan.plan", "plan"),
     "report": ("view.reports.report", "report"),
     "simulate": ("simulator.interface", "simulate"),

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.service.errors import LorreryError, SettingsError
+from tests.simulator.recorded import run as run_journal
 
 CONFIG = ["--config", str(Path(__file__).parents[2] / "deploy" / "cluster.toml")]
 TRACES = Path(__file__).parents[2] / "deploy" / "traces"
@@ -28,8 +30,8 @@ def read_report(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
 
 
-def run(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, [*CONFIG, *arguments])
+def run(*arguments: str, code: int = 0, config: Many[str] = CONFIG) -> str:
+    result = CliRunner().invoke(app, [*config, *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == code, result.output
@@ -400,14 +402,30 @@ def test_a_second_signal_ends_a_policy_that_never_returns(queue: str, code: int)
     ("arguments", "message"),
     [
         ([], "README.md: is not a journal"),
-        (["--set", "scheduler.policy=fcfs", "--config", "none.toml"], "was recorded with; leave out --config, --set$"),
+        (["--set", "scheduler.policy=fcfs", "--config", "none.toml"], "and those of --set; leave out --config$"),
         (["-n", "5"], "leave out --num-requests$"),
         (["--sweep", "rate=1,2"], "leave out --sweep$"),
+        (["--jobs", "2"], "leave out --jobs$"),
     ],
 )
-def test_a_replay_has_no_other_options(arguments: list[str], message: str) -> None:
+def test_a_journal_has_its_own_settings_and_workload(arguments: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         app(["--journal", "README.md", *arguments], standalone_mode=False)
+
+
+def test_a_journal_is_replayed_or_played_under_what_is_changed(tmp_path: Path) -> None:
+    journal = str(run_journal("mixed", 0, tmp_path))
+    replayed = run("--journal", journal, "--gpu", "A10G", "--out", str(tmp_path / "same"), config=())
+    assert "equal: every batch" in replayed
+    assert {path.name for path in (tmp_path / "same").iterdir()} >= {"paired.csv", "differences.csv", "summary.json"}
+    out = tmp_path / "other"
+    played = run("--journal", journal, "--gpu", "H100-SXM", "--workers", "1", "--out", str(out), "--steps", config=())
+    assert "1 x H100-SXM" in played
+    assert "difference: simulated less recorded" in played
+    names = {path.name for path in out.iterdir()}
+    assert names >= {"paired.csv", "differences.csv", "recorded", "report.html", "steps.csv"}
+    with pytest.raises(SettingsError, match="nothing is changed"):
+        run("--journal", journal, "--steps", "--out", str(out), config=())
 
 
 @pytest.mark.parametrize("given", ["autoscaler.target=2", " autoscaler.window_seconds = 20", "autoscaler={target=2}"])

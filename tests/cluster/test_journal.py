@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lorrery.cli.simulate import replay_journal
+from lorrery.cli.journal import replay_journal
 from lorrery.simulator.replay.journal import Journal, read_journal
 from lorrery.simulator.replay.parts import Replayed, parts_of
 from lorrery.simulator.replay.replay import replay

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lorrery.cli.simulate import replay_journal
+from lorrery.cli.journal import replay_journal
 from tests.simulator.recorded import Lines, read_lines, replayed, run, write_lines
 
 

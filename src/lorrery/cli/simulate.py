@@ -1,7 +1,7 @@
 """`lorrery simulate`: runs the cluster of a settings file under a virtual clock."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from io import TextIOWrapper
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from lorrery.cli.flags import CONFIG_HELP, VersionOption, takes_deployment, with_deployment
 from lorrery.loadgen.flags import Out, Report, check_report, takes_load_options
-from lorrery.loadgen.options import load_options
+from lorrery.loadgen.options import OPTIONS, load_options
 from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from lorrery.loadgen.report_files import check_folder, write_report
 from lorrery.loadgen.table import print_report
@@ -23,9 +23,8 @@ from lorrery.service.entry_point import stop_then_exit
 from lorrery.service.errors import FormatError, LorreryError, SettingsError, exit_in_words
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
 from lorrery.service.files.writing import whole_file
-from lorrery.service.installed import VERSION
 from lorrery.service.names import cut
-from lorrery.service.options import given_to
+from lorrery.service.options import given_to, options_of
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.settings.reading import key_of
 from lorrery.simulator.interface import checked_observers, prepare
@@ -34,13 +33,11 @@ from lorrery.simulator.options import Progress as RunProgress
 from lorrery.simulator.run import SimulatedRun
 from lorrery.simulator.sweep.flags import Sweeps, Where
 from lorrery.view.terminal import table_console
-from lorrery.vocabulary.adapters import AdapterFigures
-from lorrery.vocabulary.files import RECORD_FILE, STEPS_FILE
+from lorrery.vocabulary.files import RECORD_FILE, RECORDED_FOLDER, REPORT_FILE, STEPS_FILE
 from lorrery.worker.device.basis import grounds, in_one_line, slow_kernels
 
 if TYPE_CHECKING:
-    from lorrery.simulator.replay.journal import Journal
-    from lorrery.simulator.replay.parts import Replayed
+    from lorrery.simulator.counterfactual import Prepared
 
 TRACE_FILE = "trace.json"
 _SIMULATION, _OUTPUT = "Simulation", "Output"
@@ -118,8 +115,9 @@ def simulate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Replay the journal of a live scheduler (scheduler.journal) and compare; cannot be combined with"
-            " other options.",
+            help="Play the journal of a live scheduler (scheduler.journal): under other settings (--set,"
+            " --workers, --gpu, ...), to compare each request with the recorded run; without any the very same"
+            " decisions, to compare each step.",
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
@@ -158,6 +156,7 @@ def simulate(
       lorrery simulate --fault worker_loss,at=30,worker=worker-1,for=10
       lorrery simulate --fault slow_worker,at=0,worker=worker-0,factor=1.5
       lorrery simulate --adapters all --fault adapter_load_failure,at=10,for=20
+      lorrery simulate --journal journal.jsonl --set scheduler.policy=fcfs --gpu L40S --workers 4 --out out/other
       lorrery simulate --sweep rate=5,10,20 --sweep scheduler.policy=req_queue,vtc_fair --out out/sweep
 
     The first Ctrl-C or SIGTERM ends the run and reports it so far; a second one ends the process at once.
@@ -167,8 +166,12 @@ def simulate(
     del version
     if journal is not None:
         _refuse_beside_journal(context)
+        overrides = [*with_deployment(given, overrides), *["autoscaler.enabled=true"] * autoscale]
+        asked = given_to(SimulationOptions, given) | {"overrides": overrides}
+        watching = Observers(**given_to(Observers, given))
         try:
-            raise typer.Exit(replay_journal(journal, table_console()))
+            code = _counterfactual(journal, asked, watching, out, steps=steps, perfetto=perfetto, with_page=report)
+            raise typer.Exit(code)
         except FormatError as error:  # exit code 1 says that the replay differs
             raise SettingsError(str(error)) from None
     options = load_options(given, live=False)
@@ -187,8 +190,8 @@ def simulate(
             raise SettingsError("--serve is for a single run; leave out --sweep")
         from lorrery.simulator.sweep.run import sweep
 
-        asked = config, tuple(overrides), options, simulation
-        raise typer.Exit(sweep(context, sweeps, asked, out, where, with_page=report))
+        common = config, tuple(overrides), options, simulation
+        raise typer.Exit(sweep(context, sweeps, common, out, where, with_page=report))
     if where != Where():
         raise SettingsError("--seeds, --jobs, --backend and --backend-address are for sweeps; add --sweep KEY=VALUES")
     run = prepare(Scenario(config, options, overrides=overrides, **vars(simulation)))
@@ -199,15 +202,57 @@ def simulate(
         if steps or perfetto or record is not None or observers.metrics is not None:
             raise SettingsError("--steps, --perfetto, --record and --metrics do not go with --serve")
         raise typer.Exit(_serve(run, serve, out, table_console(), with_page=report))
+    raise typer.Exit(_run(run, out, observers, steps=steps, perfetto=perfetto, with_page=report))
+
+
+def _recording(observers: Observers, out: Path | None) -> Observers:
+    """Return the observers with the usual path in place of what stands for it.
+
+    Raises:
+        SettingsError: no path for the record, or no record for its interval.
+    """
+    record = observers.record
     if observers.record_every is not None and record is None:
         raise SettingsError("--record-every needs --record")
     if record == "":
         raise SettingsError("--record: the path is empty; name one, or give --record alone for the usual file in DIR")
-    if record == _USUAL:
-        if out is None:
-            raise SettingsError("--record without a FILE needs --out DIR")
-        observers = replace(observers, record=out / RECORD_FILE)
-    raise typer.Exit(_run(run, out, observers, steps=steps, perfetto=perfetto, with_page=report))
+    if record != _USUAL:
+        return observers
+    if out is None:
+        raise SettingsError("--record without a FILE needs --out DIR")
+    return replace(observers, record=out / RECORD_FILE)
+
+
+def _counterfactual(
+    journal: Path,
+    asked: dict[str, Any],
+    observers: Observers,
+    out: Path | None,
+    *,
+    steps: bool,
+    perfetto: bool,
+    with_page: bool,
+) -> int:
+    """Play a journal under what is asked for; replay it if that changes nothing. Return the exit code."""
+    from lorrery.cli.journal import print_paired, replay_journal  # half as much again to import as a run
+    from lorrery.simulator.counterfactual import AskedOf, prepare_counterfactual
+
+    check_report(out, report=with_page)
+    prepared = prepare_counterfactual(AskedOf(journal, **asked))
+    if prepared.run is not None:
+        return _run(prepared.run, out, observers, steps=steps, perfetto=perfetto, with_page=with_page, of=prepared)
+    if steps or perfetto or observers != Observers():
+        raise SettingsError(
+            "--steps, --perfetto, --record and --metrics are of a simulation, and nothing is changed, so that the"
+            " journal is replayed; leave them out"
+        )
+    console = table_console()
+    code = replay_journal(journal, console)
+    if out is not None and not code:
+        result = prepared.unchanged()
+        print_paired(result.differences, console)
+        _show_written(result.write(out), console)
+    return code
 
 
 def _run(
@@ -218,8 +263,10 @@ def _run(
     steps: bool,
     perfetto: bool,
     with_page: bool,
+    of: "Prepared | None" = None,
 ) -> int:
-    """Run the simulation and write the requested files."""
+    """Run the simulation and write the requested files; `of`: the journal whose traffic it plays."""
+    observers = _recording(observers, out)
     if out is not None:
         check_folder(out)
         try:
@@ -258,22 +305,38 @@ def _run(
             raise
         except BaseException as error:  # of a plug-in: a signal stops the run and raises nothing
             raise LorreryError(exit_in_words(error)) from None
+    result = None if of is None else of.result(report)
+    if result is not None:
+        report = result.simulated.report
     print_report(report, console, _bases(run))
+    if result is not None:
+        from lorrery.cli.journal import print_paired
+
+        print_paired(result.differences, console)
     if out is not None:
         written = [*write_report(report, out), *written]
+        if result is not None:
+            written += result.write_beside(out)
         if with_page:
             # Imported after the run: it would only slow the start.
             from lorrery.view.reports.report import report as make_page
 
-            written.append(make_page(out))
-        for path in written:
-            console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
+            folders = (out,) if result is None else (out / RECORDED_FOLDER, out)
+            written.append(make_page(*folders, file=out / REPORT_FILE))
+        _show_written(written, console)
     if observers.record is not None:
         shown = f"record    {observers.record} (lorrery web {observers.record})"
         console.print(shown, style="dim", highlight=False, soft_wrap=True)
     if observers.metrics is not None:
         console.print(f"metrics   {observers.metrics}", style="dim", highlight=False, soft_wrap=True)
+    if result is not None:  # what clients had cut off live is no failure of this run
+        return EXIT_INTERRUPTED if report.interrupted else EXIT_OK
     return report.exit_code
+
+
+def _show_written(written: Iterable[Path], console: Console) -> None:
+    for path in written:
+        console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -335,17 +398,18 @@ def _bases(run: SimulatedRun) -> list[tuple[str, str]]:
 
 
 def _refuse_beside_journal(context: typer.Context) -> None:
-    """Refuse options that have no effect in a replay, since the result would be read as obtained with them."""
+    """Refuse what the journal says itself, as it would have no effect: settings file and workload; and sweeps."""
+    workload = [name for name, option in OPTIONS.items() if not option.live_only]
+    own = {"config", "sweeps", "serve", *workload, *options_of(Where)}
     given = [
         max(option.opts, key=len)
         for option in context.command.params
-        if option.name is not None
-        and option.name != "journal"
+        if option.name in own
         and (source := context.get_parameter_source(option.name)) is not None
         and source.name == "COMMANDLINE"
     ]
     if given:
-        why = "--journal replays a run under the settings and with the requests that it was recorded with"
+        why = "--journal plays the requests that were recorded, under their settings and those of --set"
         raise SettingsError(f"{why}; leave out {', '.join(given)}")
 
 
@@ -389,57 +453,5 @@ def _serve(run: SimulatedRun, listen: str, out: Path | None, console: Console, *
             from lorrery.view.reports.report import report as make_page
 
             written.append(make_page(out))
-        for path in written:
-            console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
+        _show_written(written, console)
     return EXIT_FAILURES if result.report.summary.num_failed else EXIT_OK
-
-
-def replay_journal(path: Path, console: Console) -> int:
-    """Replay a journal and print what was compared; return the exit code: 0 if all is equal, 1 if not.
-
-    Raises:
-        FormatError: the file cannot be read, or is no journal.
-        SettingsError: its settings do not work here, such as a missing file that they name.
-    """
-    from lorrery.simulator.replay.journal import read_journal  # half as much again to import as a run
-    from lorrery.simulator.replay.parts import parts_of
-    from lorrery.simulator.replay.replay import replay
-
-    journal = read_journal(path)
-    result = replay(journal, parts_of(journal, path))
-    _print_replay(path, journal, result, console)
-    return 1 if result.differences else 0
-
-
-def _print_replay(path: Path, journal: "Journal", result: "Replayed", console: Console) -> None:
-    if journal.version != VERSION:
-        console.print(f"{path} was written by lorrery {journal.version}; this is {VERSION}", highlight=False)
-    if journal.cut_line is not None:
-        console.print(f"{path}:{journal.cut_line}: the line is cut off and is left out", highlight=False)
-    if not journal.complete:
-        console.print(
-            f"{path} has no end: the scheduler runs, or was killed; compared is what it had flushed", highlight=False
-        )
-    console.print(
-        f"compared {result.num_requests} requests, {result.num_plans} plans, {result.num_steps} steps and"
-        f" {result.num_tokens} tokens on {result.num_workers} workers",
-        highlight=False,
-    )
-    console.print(
-        f"derived: where {result.num_derived} of {result.num_placed} requests went; the others had no choice"
-        ", or it is given",
-        highlight=False,
-    )
-    console.print(
-        f"given: {result.num_requests} arrivals, {result.num_cancels} cancels, {result.num_late} of them late;"
-        f" {result.num_gaps} gaps; {result.num_lost} workers that left",
-        highlight=False,
-    )
-    if result.tally.by_adapter:
-        console.print(f"adapters: {AdapterFigures.total(result.tally.by_adapter.values())}", highlight=False)
-    if not result.num_steps and not result.differences:
-        console.print("nothing to compare: no step is in it", highlight=False)
-    elif not result.differences:
-        console.print("equal: every batch, every time and every token", highlight=False)
-    for line, what in result.differences:
-        console.print(f"{path}:{line}: {what}", style="red", highlight=False, markup=False)

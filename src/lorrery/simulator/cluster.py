@@ -3,7 +3,7 @@
 The same settings build the same replicas (`scheduler.replicas`) and devices (`worker.build`) as in the live cluster.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -134,6 +134,10 @@ def _gpus(names: Iterable[str], devices: Iterable[Device]) -> dict[str, tuple[st
     return {name: (one.gpu.name, one.tensor_parallel) for name, one in deployments}
 
 
+Player = Callable[["SimulatedCluster", Sequence[WorkloadRequest]], Iterator[SimulatedRequest]]
+"""Plays a workload on a cluster; yields requests as they end."""
+
+
 class SimulatedCluster:
     """Schedulers and workers built from settings."""
 
@@ -166,6 +170,7 @@ class SimulatedCluster:
         self.adapters: dict[str, Adapter] = {
             name: factories[0].adapter(name, rank) for name, rank in settings.adapters.expand()
         }
+        self.make_adapter = factories[0].adapter
         workers = [self._worker(*one) for one in zip(self._names, self._shards, self.devices, strict=True)]
         choice = ShardChoice(addresses, settings.router.max_shard_load, options.routers, settings.time_scale)
         self.simulation = Simulation(
@@ -231,7 +236,7 @@ class SimulatedCluster:
 
     def warm_up(self, requests: Sequence[WorkloadRequest], seed: int) -> None:
         """Run short requests to completion."""
-        for _ in Clients(self.simulation, self._builder(LoadOptions(seed=seed))).closed_loop(
+        for _ in Clients(self.simulation, self.builder(LoadOptions(seed=seed))).closed_loop(
             requests, WARMUP_CONCURRENCY
         ):
             pass
@@ -254,24 +259,40 @@ class SimulatedCluster:
 
         return SchedulerSeries(self.simulation, self.adapters, self._settings.metrics)
 
-    def play(self, requests: Sequence[WorkloadRequest], options: LoadOptions) -> Iterator[SimulatedRequest]:
-        """Run a workload as the load generator would send it, with faults; yield requests as they end."""
+    def play(
+        self, requests: Sequence[WorkloadRequest], options: LoadOptions, player: Player | None = None
+    ) -> Iterator[SimulatedRequest]:
+        """Run a workload as the load generator would send it, with faults; yield requests as they end.
+
+        Args:
+            requests: of the workload.
+            options: of the run.
+            player: plays them in place of the load generator's clients.
+        """
         simulation = self.simulation
         self._faults.plan(self._options.injected, simulation.now_ps)
         schedule_faults(self._options.injected, simulation, self._fleets)
-        self.clients = Clients(simulation, self._builder(options))
+        if player is not None:
+            return player(self, requests)
+        self.clients = Clients(simulation, self.builder(options))
         if options.concurrency is None:
             return self.clients.open_loop(requests)
         played = again_and_again(requests) if options.repeats else requests
         return self.clients.closed_loop(played, options.concurrency, options.schedule_seconds)
 
-    def _builder(self, options: LoadOptions) -> RequestBuilder:
+    @property
+    def keeps_prefixes(self) -> bool:
+        """Whether replicas have a prefix cache, which compares prompts."""
+        return self._settings.scheduler.prefix_cache.kind != "none"
+
+    def builder(self, options: LoadOptions) -> RequestBuilder:
+        """Return what makes requests of a workload's rows."""
         own = self._settings.scheduler
         return RequestBuilder(
             self._model,
             self.adapters,
             seed=options.seed,
-            with_prompts=own.prefix_cache.kind != "none",
+            with_prompts=self.keeps_prefixes,
             by_ids=ids_suffice(own.prefix_cache.kind, own.block_size),
             ignore_eos=options.ignore_eos,
             max_new_tokens=options.max_new_tokens,

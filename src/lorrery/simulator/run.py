@@ -17,7 +17,7 @@ from lorrery.loadgen.workload.arrays import Requests
 from lorrery.loadgen.workload.arrivals import warmup_requests
 from lorrery.service.faults.kinds import Fault
 from lorrery.service.settings.cluster import Settings
-from lorrery.simulator.cluster import SimulatedCluster
+from lorrery.simulator.cluster import Player, SimulatedCluster
 from lorrery.simulator.fleet import check_scaled
 from lorrery.simulator.interpreter import garbage_collected_seldom
 from lorrery.simulator.loop.engine import Simulation
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from lorrery.simulator.subscribers.frames import FrameRecorder
     from lorrery.simulator.subscribers.series import SchedulerSeries
 
-__all__ = ["Playing", "SimulatedRun"]
+__all__ = ["SHOWN_SETTINGS", "Playing", "SimulatedRun"]
 
 _LOOK_EVERY = 256
 """Ended requests between two reads of the wall clock."""
 _LOOK_SECONDS = 0.2
-_SHOWN_SETTINGS = {"model", "time_scale", "worker", "workers", "scheduler", "adapters", "autoscaler"}
+SHOWN_SETTINGS = {"model", "time_scale", "worker", "workers", "scheduler", "adapters", "autoscaler"}
 """Sections shown in a report: the settings that a simulation reads, without keys and certificates."""
 
 
@@ -50,6 +50,7 @@ class SimulatedRun:
 
     Attributes:
         requests: the caller's own requests, for the workload `given`.
+        player: plays `requests`; None: the load generator's clients do.
         observers: checked.
         notices: remarks on the options for the reader of the report.
         devices: of its workers, set when it begins.
@@ -62,6 +63,7 @@ class SimulatedRun:
     requests: Requests | None = None
     observers: Observers = field(default_factory=Observers)
     notices: tuple[str, ...] = ()
+    player: Player | None = None
     devices: Sequence[Device] = field(default=(), init=False)
     gaps: GapRecorder = field(default_factory=GapRecorder, init=False)
     _stopped: bool = field(default=False, init=False)
@@ -133,7 +135,7 @@ class SimulatedRun:
             recorder,
             series,
             OutcomeRecorder(start_ps),
-            cluster.play(workload.requests, options),
+            cluster.play(workload.requests, options, self.player),
             started_at,
             _count(workers),
             cluster.simulation.adapter_figures(),
@@ -233,7 +235,7 @@ class Playing:
             started_at=self.started_at,
             interrupted=interrupted,
             num_skipped=self.num_skipped,
-            settings=run.settings.model_dump(mode="json", include=_SHOWN_SETTINGS),
+            settings=run.settings.model_dump(mode="json", include=SHOWN_SETTINGS),
             notices=(
                 *run.notices,
                 *_never_began(run.simulation_options.injected, cost.simulated_seconds),

@@ -152,7 +152,7 @@ class RequestBuilder:
         built.sequence.priority = request.priority
         built.sequence.cache_salt = request.cache_salt
         if self.with_prompts:
-            self._add_prompt(built.sequence, request, said)
+            self.add_prompt(built.sequence, request, said)
         return built
 
     def said(self, request: SimulatedRequest) -> "array[int]":
@@ -160,7 +160,8 @@ class RequestBuilder:
         output = request.sequence.output_token_ids
         return output[: request.output_tokens] if isinstance(output, array) else array("I")
 
-    def _add_prompt(self, sequence: CoreSequence, request: WorkloadRequest, said: Sequence[Said]) -> None:
+    def add_prompt(self, sequence: CoreSequence, request: WorkloadRequest, said: Sequence[Said]) -> None:
+        """Give a sequence its request's prompt; `said`: earlier turns of its session with their outputs."""
         by_ids = self.by_ids and has_ids(request)
         if by_ids:
             sequence.content = content = content_by_ids(request, said)

@@ -81,7 +81,7 @@ class OpenRequests:
         if timeout_ps is not None and has_deadline and ended_ps >= request.sent_ps + timeout_ps:
             self.close(handle, "timed out", "deadline exceeded")
         else:
-            self.close(handle, _REFUSED[refusal.reason], refusal.message)
+            self.close(handle, OUTCOME_OF_REFUSAL[refusal.reason], refusal.message)
 
     def withdraw(self, handle: int) -> None:
         """End a request whose client no longer waits for it."""
@@ -101,7 +101,7 @@ class OpenRequests:
         self.ended.append(request)
 
 
-_REFUSED = {
+OUTCOME_OF_REFUSAL = {
     RefusalReason.INVALID: "refused",
     RefusalReason.NEVER_FITS: "refused",
     RefusalReason.UNKNOWN_ADAPTER: "unknown adapter",

@@ -133,34 +133,62 @@ class Journal:
     complete: bool = False
 
 
+BAD_LINE = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
+"""Errors of a line that is none of a journal's."""
+
+
+def not_a_line(path: Path, number: int, error: Exception) -> FormatError:
+    """Return the error of an invalid line."""
+    return FormatError(f"{path}:{number}: is not a line of a journal: {type(error).__name__}: {error}")
+
+
 def read_journal(path: Path) -> Journal:
     """Read a journal, gzip-compressed or not. An incomplete last line is skipped and recorded in `cut_line`.
 
     Raises:
         FormatError: unreadable, not a journal, an unknown format version, or an invalid line.
     """
+    journal, lines = open_journal(path)
+    for number, line in lines:
+        try:
+            _add(journal, number, json.loads(line))
+        except BAD_LINE as error:
+            raise not_a_line(path, number, error) from None
+    return journal
+
+
+def open_journal(path: Path) -> tuple[Journal, Iterator[tuple[int, str]]]:
+    """Read a journal's header; return the journal without content, and number and text of each further whole line.
+
+    Raises:
+        FormatError: as `read_journal`, also while the lines are read.
+    """
+    lines = _lines(path)
+    head = next(lines, "")
+    if not head.endswith("\n"):
+        raise FormatError(f"{path}: has no header; nothing was written yet, or it is not a journal")
+    journal = _header(path, head)
+
+    def rest() -> Iterator[tuple[int, str]]:
+        for number, line in enumerate(lines, start=2):
+            if line.endswith("\n"):
+                yield number, line
+            else:
+                journal.cut_line = number
+
+    return journal, rest()
+
+
+def _lines(path: Path) -> Iterator[str]:
     try:
         with open_text(path) as file:
-            text = file.read()
+            yield from file
     except DAMAGED as error:
         raise FormatError(damage(path, error)) from None
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: is not a journal: {error}") from None
-    lines = text.split("\n")
-    rest = lines.pop()
-    if not lines:
-        raise FormatError(f"{path}: has no header; nothing was written yet, or it is not a journal")
-    journal = _header(path, lines[0])
-    if rest:
-        journal.cut_line = len(lines) + 1
-    for number, line in enumerate(lines[1:], start=2):
-        try:
-            _add(journal, number, json.loads(line))
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-            raise FormatError(f"{path}:{number}: is not a line of a journal: {type(error).__name__}: {error}") from None
-    return journal
 
 
 def _header(path: Path, line: str) -> Journal:

@@ -132,10 +132,8 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
         FormatError: settings that this version does not know.
         SettingsError: settings that cannot be met here.
     """
-    content = journal.settings if journal.has_versions else _as_before_version_3(journal.settings)
-    if not journal.has_modern_kernels:
-        content = _as_before_version_7(content)
-    settings = _settings(content, path)
+    content = content_of(journal)
+    settings = settings_of(content, path)
     factory = ReplicaFactory(settings)
     adapters = {name: factory.adapter(name, rank) for name, rank in settings.adapters.expand()}
     faults = RuleBook()
@@ -152,12 +150,7 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
         return book
 
     def make_gpu(hello: Record) -> MockGpu:
-        announced = hello.get("device") or {
-            "gpu": hello["gpu"],
-            "tensor_parallel": hello["tensor_parallel"],
-            "step_time": hello["step_time_model"],
-        }
-        own = _settings(content | {"worker": content["worker"] | announced}, path)
+        own = settings_of(content | {"worker": content["worker"] | announced(hello)}, path)
         device = device_of(own)
         if device.pool_tokens != hello["max_total_token_num"]:
             raise SettingsError(
@@ -180,6 +173,21 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
     )
 
 
+def content_of(journal: Journal) -> dict[str, Any]:
+    """Return a journal's settings, as this version has to have them for the decisions of the journal's version."""
+    content = journal.settings if journal.has_versions else _as_before_version_3(journal.settings)
+    return content if journal.has_modern_kernels else _as_before_version_7(content)
+
+
+def announced(hello: Record) -> Record:
+    """Return the settings of `[worker]` that a worker announced."""
+    return hello.get("device") or {
+        "gpu": hello["gpu"],
+        "tensor_parallel": hello["tensor_parallel"],
+        "step_time": hello["step_time_model"],
+    }
+
+
 def _as_before_version_3(content: dict[str, Any]) -> dict[str, Any]:
     """Add the fixed behaviour of clusters before version 3: no look-ahead, no overtaking, no bound unless set."""
     adapters = content["adapters"]
@@ -193,7 +201,12 @@ def _as_before_version_7(content: dict[str, Any]) -> dict[str, Any]:
     return content | {"worker": worker | {"engine": _ENGINES_BEFORE_7.get(worker["engine"], worker["engine"])}}
 
 
-def _settings(content: dict[str, Any], path: Path) -> Settings:
+def settings_of(content: dict[str, Any], path: Path) -> Settings:
+    """Return a journal's settings, or settings made from them.
+
+    Raises:
+        FormatError: settings that this version does not know.
+    """
     try:
         return Settings.model_validate(content)
     except ValidationError as error:
