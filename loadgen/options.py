@@ -137,6 +137,7 @@ class LoadOptions:
             " mooncake the shipped excerpt.",
             _WORKLOAD,
             "FILE",
+            names=("--trace", "--from-metrics"),
             parse=Path,
         ),
     ] = None

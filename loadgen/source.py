@@ -229,7 +229,7 @@ def _recorded(
     options: LoadOptions, trace: Trace, rng: np.random.Generator
 ) -> tuple[Sequence[WorkloadRequest], tuple[str, ...]]:
     """Read requests with their times."""
-    requests = trace.requests(options.most_requests, options.block_tokens)
+    requests = trace.requests(options.most_requests, options.block_tokens, rng)
     if options.jitter:
         return spread(requests, rng, options.jitter), (
             f"requests that share a time were spread over {options.jitter:g} s",

@@ -33,6 +33,10 @@ class RecordedRows:
         most: rows to take; None: all, at most `MOST_ROWS`.
         usual_block_tokens: the size of blocks that is meant where the rows allow several.
         spool: keeps their block ids; None: in memory.
+
+    Attributes:
+        num_failed: rows left out, of requests that failed when they were recorded.
+        remarks: on how rows were read, for the reader of the report.
     """
 
     def __init__(
@@ -53,6 +57,8 @@ class RecordedRows:
         self._places, self._counts = array("q"), array("i")
         self._firsts, self._numbers, self._thinks = array("i"), array("i"), array("d")
         self._last_of: dict[Hashable, int] = {}
+        self.num_failed = 0
+        self.remarks: list[str] = []
 
     def __len__(self) -> int:
         return len(self._stamps)
@@ -127,6 +133,11 @@ class RecordedRows:
             self._follow(where, row, session, think_seconds)
         if session is not None:
             self._last_of[session] = row
+
+    def remark(self, text: str) -> None:
+        """Add a remark, once."""
+        if text not in self.remarks:
+            self.remarks.append(text)
 
     def _follow(self, where: str, row: int, session: Hashable, think_seconds: float) -> None:
         before = self._last_of.get(session)

@@ -99,8 +99,8 @@ def split(line: str) -> list[str]:
     return [field.strip() for field in fields] if " " in line else fields
 
 
-def read_table(form: CsvForm, header: Sequence[str], lines: Iterable[tuple[str, str]], rows: RecordedRows) -> int:
-    """Read the rows below the header; return how many were left out.
+def read_table(form: CsvForm, header: Sequence[str], lines: Iterable[tuple[str, str]], rows: RecordedRows) -> None:
+    """Read the rows below the header.
 
     Args:
         form: one whose columns the header has.
@@ -114,7 +114,6 @@ def read_table(form: CsvForm, header: Sequence[str], lines: Iterable[tuple[str, 
     places = [header.index(name) for name in form.columns]
     stamp_name, *length_names = form.columns
     stamp_of = _dates() if form.per_second is None else _number
-    num_failed = 0
     for where, line in lines:
         if rows.is_full:
             break
@@ -125,10 +124,9 @@ def read_table(form: CsvForm, header: Sequence[str], lines: Iterable[tuple[str, 
         at = stamp_of(where, stamp_name, stamp)
         prompt, output = (_length(where, name, text) for name, text in zip(length_names, texts, strict=True))
         if form.zero_failed and not output:
-            num_failed += 1
+            rows.num_failed += 1
         else:
             rows.add(where, at, prompt, output)
-    return num_failed
 
 
 def _length(where: str, name: str, text: str) -> int:
@@ -152,21 +150,26 @@ def _dates() -> Callable[[str, str, str], float]:
 
     def read(where: str, name: str, text: str) -> float:
         nonlocal first
-        match = _STAMP.fullmatch(text)
-        if match is None:
-            raise TraceError(
-                f"{where}: expected {name} as 2024-05-10 00:00:00.000000, with T and an offset if need be, found"
-                f" {text[:40]!r}"
-            )
-        try:
-            nanoseconds = _nanoseconds(match[1] + (match[3] or ""), match[2] or "")
-        except ValueError as error:
-            raise TraceError(f"{where}: {error}") from None
+        nanoseconds = nanoseconds_of(where, name, text)
         if first is None:
             first = nanoseconds
         return float(nanoseconds - first)
 
     return read
+
+
+def nanoseconds_of(where: str, name: str, text: str) -> int:
+    """Return a date and time as nanoseconds from the year 2000. Raises TraceError."""
+    match = _STAMP.fullmatch(text)
+    if match is None:
+        raise TraceError(
+            f"{where}: expected {name} as 2024-05-10 00:00:00.000000, with T and an offset if need be, found"
+            f" {text[:40]!r}"
+        )
+    try:
+        return _nanoseconds(match[1] + (match[3] or ""), match[2] or "")
+    except ValueError as error:
+        raise TraceError(f"{where}: {error}") from None
 
 
 def _nanoseconds(whole: str, fraction: str) -> int:
@@ -194,6 +197,7 @@ class JsonForm:
         add: adds an object to the rows.
         block_tokens: of a prompt's blocks, where the rows leave it open.
         attribution: author and licence.
+        fits: tells it where one key does not.
     """
 
     title: str
@@ -202,6 +206,7 @@ class JsonForm:
     add: Add
     block_tokens: int = BLOCK_TOKENS
     attribution: str = ""
+    fits: Callable[[Mapping[str, Any]], bool] | None = None
 
 
 def _add_mooncake(rows: RecordedRows, where: str, row: Mapping[str, Any]) -> None:
@@ -211,29 +216,29 @@ def _add_mooncake(rows: RecordedRows, where: str, row: Mapping[str, Any]) -> Non
     follows = delay is not None or ("timestamp" not in row and rows.knows(session))
     rows.add(
         where,
-        _time(where, row, "timestamp", is_needed=session is None),
-        _tokens(where, row, "input_length"),
-        _tokens(where, row, "output_length"),
+        time_of(where, row, "timestamp", is_needed=session is None),
+        tokens_of(where, row, "input_length"),
+        tokens_of(where, row, "output_length"),
         block_ids=_block_ids(where, row.get("hash_ids")),
         priority=_priority(where, row.get("priority", 0)),
         session=session,
-        think_seconds=_time(where, row, "delay", is_needed=False) / _MS if follows else None,
+        think_seconds=time_of(where, row, "delay", is_needed=False) / _MS if follows else None,
     )
 
 
 def _add_serving_sim(rows: RecordedRows, where: str, row: Mapping[str, Any]) -> None:
     parts = row.get("sub_requests")
     if parts is None:
-        _add_call(rows, where, row, _time(where, row, "arrival_time_ns"))
+        _add_call(rows, where, row, time_of(where, row, "arrival_time_ns"))
         return
     if not (isinstance(parts, list) and parts and all(isinstance(part, dict) for part in parts)):
         raise TraceError(f"{where}: sub_requests must be a list of objects, one or more")
-    at, think = _time(where, row, "arrival_time_ns"), None
+    at, think = time_of(where, row, "arrival_time_ns"), None
     for part in parts:
         if rows.is_full:
             break
         _add_call(rows, where, part, at, where, think)
-        think = _time(where, part, "tool_duration_ns", is_needed=False) / _NS
+        think = time_of(where, part, "tool_duration_ns", is_needed=False) / _NS
 
 
 def _add_call(
@@ -244,7 +249,7 @@ def _add_call(
     session: str | None = None,
     think_seconds: float | None = None,
 ) -> None:
-    prompt, token_ids = _tokens(where, row, "input_toks"), row.get("input_tok_ids")
+    prompt, token_ids = tokens_of(where, row, "input_toks"), row.get("input_tok_ids")
     if token_ids is not None:
         try:
             tokens = array("I", token_ids if isinstance(token_ids, list) else ["of another type"])
@@ -256,7 +261,7 @@ def _add_call(
         where,
         at,
         prompt,
-        _tokens(where, row, "output_toks"),
+        tokens_of(where, row, "output_toks"),
         block_ids=None if token_ids is None else _hashed(tokens),
         session=session,
         think_seconds=think_seconds,
@@ -273,7 +278,8 @@ def _hashed(tokens: "array[int]") -> "array[int]":
     return hashes
 
 
-def _time(where: str, row: Mapping[str, Any], name: str, *, is_needed: bool = True) -> float:
+def time_of(where: str, row: Mapping[str, Any], name: str, *, is_needed: bool = True) -> float:
+    """Return a row's number of some unit of time. Raises TraceError."""
     if is_needed and name not in row:
         raise TraceError(f"{where}: no field {name!r}")
     value = row.get(name) or 0
@@ -282,7 +288,8 @@ def _time(where: str, row: Mapping[str, Any], name: str, *, is_needed: bool = Tr
     return float(value)
 
 
-def _tokens(where: str, row: Mapping[str, Any], name: str) -> int:
+def tokens_of(where: str, row: Mapping[str, Any], name: str) -> int:
+    """Return a row's number of tokens. Raises TraceError."""
     if name not in row:
         raise TraceError(f"{where}: no field {name!r}")
     value = row[name]

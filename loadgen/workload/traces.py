@@ -10,8 +10,13 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, Final, TextIO
 
+import numpy as np
+
 from lorrery.loadgen.workload.columns import Spool, WorkloadColumns
 from lorrery.loadgen.workload.conversations import Conversations, list_key
+from lorrery.loadgen.workload.log_formats import LOG_FORMS
+from lorrery.loadgen.workload.metrics_range import TITLE as RANGE_TITLE
+from lorrery.loadgen.workload.metrics_range import is_range, requests_of
 from lorrery.loadgen.workload.recorded import RecordedRows
 from lorrery.loadgen.workload.request import TraceError
 from lorrery.loadgen.workload.trace_formats import CSV_FORMS, JSON_FORMS, CsvForm, JsonForm, read_table, split
@@ -20,6 +25,7 @@ _READ: Final = 1 << 16
 """Characters of a read."""
 _LONGEST: Final = 1 << 26
 """Characters of a line or an entry."""
+_FORMS: Final = (*JSON_FORMS, *LOG_FORMS)
 _BLANK: Final = re.compile(r"[ \t\r\n]*")
 
 
@@ -156,6 +162,7 @@ class Trace:
         self._table: tuple[CsvForm, list[str]] | None = None
         self._form: JsonForm | None = None
         self._key = ""
+        self._is_range = False
         if pieces.begin[0] in "[{":
             self._entries: Iterator[tuple[str, Any]] = pieces.entries()
             first = next(self._entries, None)
@@ -174,33 +181,43 @@ class Trace:
             self.title, self.attribution = form.title, form.attribution
 
     def _recognise_entry(self, where: str, entry: object) -> None:
+        keys = entry if isinstance(entry, Mapping) else {}
+        self._form = next((one for one in _FORMS if (one.key in keys if one.fits is None else one.fits(keys))), None)
+        if self._form is not None:
+            self.title, self.attribution = self._form.title, self._form.attribution
+            return
+        if is_range(entry):
+            self.title, self._is_range = RANGE_TITLE, True
+            return
         if (found := list_key(entry)) is not None:
             self._key, self.title = found
             self.has_times = False
             return
-        keys = entry if isinstance(entry, Mapping) else ()
-        self._form = next((one for one in JSON_FORMS if one.key in keys), None)
-        if self._form is None:
-            raise TraceError(_unknown(where, str(entry)))
-        self.title, self.attribution = self._form.title, self._form.attribution
+        raise TraceError(_unknown(where, str(entry)))
 
-    def requests(self, most: int | None = None, block_tokens: int | None = None) -> WorkloadColumns:
+    def requests(
+        self, most: int | None = None, block_tokens: int | None = None, rng: np.random.Generator | None = None
+    ) -> WorkloadColumns:
         """Read the recorded requests, of a file that `has_times`; once.
 
         Args:
             most: rows to read; None: all.
             block_tokens: of a prompt's blocks; None: what the rows say.
+            rng: of times and lengths that a range of metrics leaves open; None: of a fixed seed.
 
         Raises:
             TraceError: a row that does not parse, no row, or `block_tokens` for rows without blocks.
         """
+        if self._is_range:
+            drawn, remarks = requests_of(self._entries, np.random.default_rng(0) if rng is None else rng, most)
+            self.remarks += remarks
+            return drawn
         if self._table is not None:
             form, header = self._table
             rows = RecordedRows(
                 1e9 if form.per_second is None else form.per_second, block_tokens, most, spool=self._spool
             )
-            if num_failed := read_table(form, header, self._lines, rows):
-                self.remarks.append(f"left out: {num_failed:,} with 0 output tokens, which failed when recorded")
+            read_table(form, header, self._lines, rows)
         else:
             assert self._form is not None, "conversations have no times"
             rows = RecordedRows(self._form.per_second, block_tokens, most, self._form.block_tokens, self._spool)
@@ -210,6 +227,10 @@ class Trace:
                 if not isinstance(entry, Mapping):
                     raise TraceError(f"{where}: expected an object, found {str(entry)[:_SHOWN]}")
                 self._form.add(rows, where, entry)
+        if rows.num_failed:
+            why = " with 0 output tokens" if self._table is not None else ""
+            rows.remark(f"left out: {rows.num_failed:,}{why}, which failed when recorded")
+        self.remarks += rows.remarks
         if not len(rows):
             raise TraceError("there is no row after the header" if self._table is not None else "there is no row in it")
         columns = rows.columns()
@@ -248,9 +269,9 @@ def read_requests(file: TextIO, most: int | None = None) -> WorkloadColumns:
 
 def _unknown(where: str, text: str) -> str:
     tables = "; ".join(",".join(form.columns) for form in CSV_FORMS)
-    keys = ", ".join(form.key for form in JSON_FORMS)
+    keys = ", ".join(form.key for form in _FORMS)
     return (
         f"{where}: no known form of trace; it begins with {text[:_SHOWN]!r}. Known are tables with the columns"
-        f" {tables}, and JSON with the keys {keys}, conversations, conversation or messages (docs/load.md). Read"
+        f" {tables}, and JSON with the keys {keys}, conversations, conversation, messages or data (docs/load.md). Read"
         " any other in Python, and give its columns to lorrery.Requests (docs/simulator.md)"
     )
