@@ -118,6 +118,8 @@ def _sim_speed(run: Run) -> Results:
 def _live_vs_sim(run: Run) -> Results:
     found = run.wait(live_vs_sim.measure(run.either(20.0, 60.0), run.tell))
     yield "live_vs_sim", found.as_json(), live_vs_sim.live_vs_sim_table(found)
+    changed = run.wait(live_vs_sim.measure_changed(run.either(20.0, 60.0), run.tell))
+    yield "counterfactuals", {name: asdict(one) for name, one in changed.items()}, live_vs_sim.changed_table(changed)
 
 
 def _step_cpu(run: Run) -> Results:

@@ -11,10 +11,14 @@ would measure little else.
 
 The scheduler writes its journal during the run. Its replay narrows down the difference: with the arrivals as stamped by
 the scheduler, and the gaps in which the worker stood still, every plan and step must be equal.
+
+`measure_changed` asks of such a journal what other settings would have made of its traffic, and runs the same load live
+under them. Both are compared at the scheduler, where TTFT counts from its stamp, and with what clients saw.
 """
 
 import asyncio
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +37,7 @@ from lorrery.loadgen.workload.summary import Summary
 from lorrery.service.local.cluster import LocalCluster
 from lorrery.service.settings.cluster import load
 from lorrery.service.settings.sections import TlsSettings
+from lorrery.simulator.counterfactual import counterfactual
 from lorrery.simulator.options import SimulationOptions
 from lorrery.simulator.replay.journal import read_journal
 from lorrery.simulator.replay.parts import Replayed, parts_of
@@ -167,6 +172,90 @@ async def _live(options: LoadOptions, settings: list[str]) -> LoadReport:
     async with measured_cluster(settings) as cluster:
         await while_alive(cluster, drive(cluster))
     return reports[0]
+
+
+CHANGES = {
+    "limit": ("scheduler.max_num_seqs=12",),
+    "GPU": ("worker.gpu=L40S",),
+    "policy": ("scheduler.policy=vtc_fair", "scheduler.max_num_seqs=12"),
+}
+"""Under each the load is served as it comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """One change, in ms: p50 of TTFT, TPOT and E2E.
+
+    Attributes:
+        before: of the recorded run.
+        counterfactual: of its journal under the change.
+        live: of the live run under the change, at its scheduler.
+        seen: the same as clients saw it.
+        seconds: of reading and playing the journal.
+    """
+
+    before: tuple[float, float, float]
+    counterfactual: tuple[float, float, float]
+    live: tuple[float, float, float]
+    seen: tuple[float, float, float]
+    seconds: float
+
+
+async def measure_changed(seconds: float, tell: Callable[[str], None] = lambda what: None) -> dict[str, Rerun]:
+    """Record a run, and compare its counterfactuals with live runs under the same changes.
+
+    Raises:
+        BenchBrokenError: as `measure`.
+        LorreryError: as `measure`.
+    """
+    options, found = options_for(seconds), {}
+    with tempfile.TemporaryDirectory(prefix="lorrery-") as folder:
+        tell("live, to be recorded")
+        recorded = Path(folder) / "recorded.jsonl"
+        await _live(options, [*SETTINGS, f"scheduler.journal={recorded}"])
+        for name, changes in CHANGES.items():
+            tell(f"live, another {name}")
+            journal = Path(folder) / f"{name}.jsonl"
+            report = await _live(options, [*SETTINGS, *changes, f"scheduler.journal={journal}"])
+            began = time.perf_counter()
+            result = counterfactual(recorded, overrides=changes)
+            took = time.perf_counter() - began
+            again = counterfactual(journal).recorded
+            found[name] = Rerun(
+                before=_p50s(result.recorded.summary),
+                counterfactual=_p50s(result.simulated.summary),
+                live=_p50s(again.summary),
+                seen=_p50s(report.summary),
+                seconds=took,
+            )
+    return found
+
+
+def _p50s(summary: Summary) -> tuple[float, float, float]:
+    if summary.num_completed < summary.num_requests:
+        raise BenchBrokenError(f"{summary.num_completed} of {summary.num_requests} requests completed")
+    return summary.from_intended.ttft_ms.p50, summary.tpot_ms.p50, summary.from_intended.e2e_ms.p50
+
+
+def changed_table(found: dict[str, Rerun]) -> Table:
+    """Show each change: what the journal predicts next to a live run."""
+    table = Table(title="A journal under other settings against live runs under them")
+    for name in ("p50, ms", "", "recorded", "counterfactual", "live", "difference", "seen by clients", "difference"):
+        table.add_column(name, justify="right" if name not in ("p50, ms", "") else "left", no_wrap=True)
+    for change, rerun in found.items():
+        for row, metric in enumerate(("TTFT", "TPOT", "E2E")):
+            predicted, live, seen = rerun.counterfactual[row], rerun.live[row], rerun.seen[row]
+            table.add_row(
+                "" if row else change,
+                metric,
+                f"{rerun.before[row]:,.1f}",
+                f"{predicted:,.1f}",
+                f"{live:,.1f}",
+                f"{predicted / live - 1:+.2%}",
+                f"{seen:,.1f}",
+                f"{predicted / seen - 1:+.2%}",
+            )
+    return table
 
 
 def _aimed_at(options: LoadOptions, target: str) -> LoadOptions:

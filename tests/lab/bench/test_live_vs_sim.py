@@ -1,8 +1,10 @@
 """The load that live and simulated runs are compared on is what the benchmark promises."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from lab.bench import live_vs_sim
 from lab.bench.cluster import CONFIG
@@ -29,3 +31,14 @@ def test_a_figures_difference_is_relative_to_the_live_one() -> None:
 def test_the_results_are_json() -> None:
     found = live_vs_sim.LiveVsSim(2, 1.0, 2, {"TTFT": live_vs_sim.Figure(2.0, 1.0, 4.0, 3.0)}, 0.1, 0.2, Replayed(), ())
     assert json.loads(json.dumps(found.as_json()))["p50_differences"] == {"TTFT": -0.5}
+
+
+def test_a_change_has_a_row_for_each_metric() -> None:
+    figures = (100.0, 10.0, 1000.0)
+    rerun = live_vs_sim.Rerun(figures, (102.0, 10.0, 990.0), figures, (200.0, 10.0, 1000.0), 0.1)
+    console = Console(width=150, record=True, file=io.StringIO())
+    console.print(live_vs_sim.changed_table({"GPU": rerun}))
+    lines = [line.split() for line in console.export_text().splitlines() if "TTFT" in line or "E2E" in line]
+    assert "+2.00%" in lines[0]
+    assert "-49.00%" in lines[0]
+    assert "-1.00%" in lines[1]

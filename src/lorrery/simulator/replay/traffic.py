@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ from lorrery.scheduler.subscribers.record import Record
 from lorrery.service.errors import FormatError
 from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.cluster import SimulatedCluster
+from lorrery.simulator.interpreter import garbage_collected_seldom
 from lorrery.simulator.loop.outcomes import OutcomeRecorder
 from lorrery.simulator.loop.request import SimulatedRequest
 from lorrery.simulator.loop.state import OUTCOME_OF_REFUSAL
@@ -238,13 +239,15 @@ def read_traffic(path: Path) -> Traffic:
     settings = settings_of(content, path)
     traffic = Traffic(journal, content, settings, answers_of(settings))
     reader = _Reader(traffic)
-    for number, text in lines:
-        if text.startswith(_NO_CAUSE):
-            continue
-        try:
-            reader.take(json.loads(text))
-        except BAD_LINE as error:
-            raise not_a_line(path, number, error) from None
+    decode = json.JSONDecoder().raw_decode  # a fifth faster than `json.loads`
+    with garbage_collected_seldom():
+        for number, text in lines:
+            if text.startswith(_NO_CAUSE):
+                continue
+            try:
+                reader.take(decode(text)[0])
+            except BAD_LINE as error:
+                raise not_a_line(path, number, error) from None
     if not (reader.has_requests and traffic.changes):
         raise FormatError(f"{path}: there is nothing to play: no request, or no worker, is in it")
     reader.finish()
@@ -296,7 +299,7 @@ class _Reader:
                 worker = self._workers[line["worker"]]
                 if not line.get("idle"):
                     worker.holds = line.get("hold", False)
-                self._events(line, line["at_ps"], line["at_ps"], worker)
+                self._events(line, line["at_ps"], worker)
             case "cancel":
                 self._cancel(line)
             case "refused":
@@ -389,35 +392,52 @@ class _Reader:
     # --- what happened ----------------------------------------------------------------------------------------------
 
     def _steps(self, line: Record) -> None:
-        worker, gaps = self._workers[line["worker"]], dict(line.get("gaps_ps", ()))
-        events, end_ps = dict(line.get("events", ())), line["start_ps"]
-        for index, duration_ps in enumerate(line["durations_ps"]):
-            before_ps, end_ps = end_ps, end_ps + gaps.get(index, 0) + duration_ps
-            if self._is_static:
-                worker.steps_ps.append(end_ps)
-            if index in events:
-                self._events(events[index], end_ps, before_ps, worker)
+        worker, spans_ps = self._workers[line["worker"]], line["durations_ps"]
+        for index, gap_ps in line.get("gaps_ps", ()):
+            spans_ps[index] += gap_ps
+        ends_ps = list(accumulate(spans_ps, initial=line["start_ps"]))
+        num_before = len(worker.steps_ps)
+        if self._is_static:
+            worker.steps_ps.extend(ends_ps[1:])
+        for index, said in line.get("events", ()):
+            self._events(said, ends_ps[index + 1], worker, ends_ps[index], num_before + index)
 
-    def _events(self, said: Record, at_ps: int, before_ps: int, worker: _Worker) -> None:
-        """Take what a decision or a step's end says; `before_ps`: the end of the step before it."""
-        for handle, cached_tokens in said.get("admitted", ()):
-            sequence = self._requests[handle].asked.sequence
-            sequence.admitted_ps = at_ps
-            if sequence.first_admitted_ps is None:
-                sequence.first_admitted_ps, sequence.first_cached_tokens = at_ps, cached_tokens
-        for handle in said.get("first_tokens", ()):
-            self._requests[handle].asked.sequence.first_token_ps = at_ps
-            worker.first_steps[handle] = len(worker.steps_ps) - 1
-        for handle, _ in said.get("preempted", ()):
-            self._requests[handle].asked.sequence.num_requeues += 1
-        for (handle, reason, tokens), phases in zip_longest(said.get("finished", ()), said.get("phases", ())):
-            self._finished(self._ended(handle, at_ps, "finished"), reason, tokens, phases, before_ps, worker)
-        for handle, why in said.get("dropped", ()):
-            refusal = dropped(self._requests[handle].asked.sequence, DropReason(why))
-            self._ended(handle, at_ps, OUTCOME_OF_REFUSAL[refusal.reason]).worker = worker.name
-        for kind in ("failed", "cancelled"):
-            for handle in said.get(kind, ()):
-                self._ended(handle, at_ps, kind).worker = worker.name
+    def _events(self, said: Record, at_ps: int, worker: _Worker, before_ps: int = 0, step: int = 0) -> None:
+        """Take what a decision or a step's end says.
+
+        Args:
+            said: by kind; other entries are ignored.
+            at_ps: time of the decision, or end of the step.
+            worker: whose.
+            before_ps: end of the step before.
+            step: number of the step.
+        """
+        for kind, found in said.items():
+            match kind:
+                case "admitted":
+                    for handle, cached_tokens in found:
+                        sequence = self._requests[handle].asked.sequence
+                        sequence.admitted_ps = at_ps
+                        if sequence.first_admitted_ps is None:
+                            sequence.first_admitted_ps, sequence.first_cached_tokens = at_ps, cached_tokens
+                case "first_tokens":
+                    for handle in found:
+                        self._requests[handle].asked.sequence.first_token_ps = at_ps
+                        if self._is_static:
+                            worker.first_steps[handle] = step
+                case "preempted":
+                    for handle, _ in found:
+                        self._requests[handle].asked.sequence.num_requeues += 1
+                case "dropped":
+                    for handle, why in found:
+                        refusal = dropped(self._requests[handle].asked.sequence, DropReason(why))
+                        self._ended(handle, at_ps, OUTCOME_OF_REFUSAL[refusal.reason]).worker = worker.name
+                case "failed" | "cancelled":
+                    for handle in found:
+                        self._ended(handle, at_ps, kind).worker = worker.name
+        if "finished" in said:  # after the first tokens of the same step
+            for (handle, reason, tokens), phases in zip_longest(said["finished"], said.get("phases", ())):
+                self._finished(self._ended(handle, at_ps, "finished"), reason, tokens, phases, before_ps, worker)
 
     def _finished(
         self,
@@ -456,7 +476,7 @@ class _Reader:
 
     def _gone(self, line: Record) -> None:
         worker = self._workers[line["worker"]]
-        self._events(line, line["at_ps"], line["at_ps"], worker)
+        self._events(line, line["at_ps"], worker)
         for handle, _ in line["requeued"]:
             sequence = self._requests[handle].asked.sequence
             sequence.num_requeues += line["type"] == "lost" and sequence.admitted_ps is not None
