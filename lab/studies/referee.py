@@ -32,7 +32,7 @@ from lab.studies.behind_smg import SMG, serve
 from lab.studies.routing import RULES, RUNNING
 from lorrery.service.local.processes import ForkServer
 from lorrery.service.tasks import loop_factory
-from lorrery.view.reports.spread import student
+from lorrery.vocabulary.intervals import student
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lorrery.loadgen.workload.outcome import Labels, OutcomeTable
-from lorrery.view.reports.spread import estimate, student
+from lorrery.view.reports.spread import estimate
+from lorrery.vocabulary.intervals import student
 
 Floats = npt.NDArray[np.float64]
 
