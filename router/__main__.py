@@ -7,8 +7,12 @@ if __name__ == "__main__":
     set_up_standard_streams()
     set_up_grpc()
 
+from importlib import import_module
+
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from lorrery.router.edges import DIALECTS
 from lorrery.router.service import Router
 from lorrery.service.process import Made, service_command
 from lorrery.service.settings.cluster import Settings, load
@@ -31,6 +35,17 @@ Examples:
 def _make(settings: Settings, registry: CollectorRegistry) -> Made:
     router = settings.router
     return Router(settings, registry), router.listen, router.metrics, router.drain_seconds
+
+
+def prepare() -> None:
+    """Import what the first router of a process imports, for those that are forked from this one."""
+    for dialect in DIALECTS:
+        import_module(dialect)
+
+    def route(parameter: str) -> None:
+        del parameter
+
+    FastAPI().add_api_route("/", route)  # for the first parameter of a route it imports a module of its own
 
 
 def main() -> None:

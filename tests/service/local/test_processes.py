@@ -84,9 +84,9 @@ async def test_service_has_the_environment_and_folder_of_its_start(
     assert await process.wait() == 2
 
 
-async def test_service_has_its_own_session_and_ps_shows_how_to_start_it_by_hand(server: ForkServer, tmp_path: Path):
+async def test_services_are_one_process_group_and_ps_shows_how_to_start_one_by_hand(server: ForkServer, tmp_path: Path):
     process = await listening(server, tmp_path, "log.level=info")
-    assert os.getsid(process.pid) == process.pid
+    assert os.getpgid(process.pid) == os.getsid(process.pid) == server.pid != os.getsid(0)
     command = (PROC / str(process.pid) / "cmdline").read_text().rstrip("\0")
     assert "-m lorrery.scheduler --config" in command
     assert command.endswith("--set log.level=info")

@@ -112,7 +112,7 @@ class LocalCluster:
             for name in [*self.worker_processes, "router"]:
                 await self.serving(name)
         except BaseException:
-            await self._end_now()
+            await self.kill_all()
             raise
         self._ready = True
         return self
@@ -122,9 +122,9 @@ class LocalCluster:
     ) -> None:
         """Drain and stop all processes; if cancelled, kill those that still run."""
         try:
-            await self._stop_in_order()
+            await self.drain_all()
         finally:
-            await self._end_now()
+            await self.kill_all()
 
     @property
     def router_address(self) -> str:
@@ -337,7 +337,8 @@ class LocalCluster:
                 what = f"{other.name} ended with exit code {other.exit_code} {when}"
                 raise LorreryError(what + last_words(other))
 
-    async def _stop_in_order(self) -> None:
+    async def drain_all(self) -> None:
+        """Drain and stop all processes, in order; each is killed if it does not end in time."""
         schedulers, workers, routers = map(self._of_service, ("scheduler", "worker", "router"))
         telling = [
             asyncio.create_task(
@@ -370,9 +371,9 @@ class LocalCluster:
                 self._show(entry.name, "did not stop in time, and is killed")
                 entry.signal(signal.SIGKILL)
 
-    async def _end_now(self) -> None:
-        """Kill all remaining processes, and wait for their ends."""
-        for entry in self.processes.values():
+    async def kill_all(self) -> None:
+        """Kill all remaining processes, wait for their ends, and remove their files: none can be restarted."""
+        for entry in reversed(self.processes.values()):  # a router that outlived its scheduler would log so
             if entry.exit_code is None:
                 entry.exit_expected = True
                 entry.signal(signal.SIGKILL)

@@ -3,7 +3,7 @@
 Importing a service takes two seconds of CPU, forking a process that has imported it a few milliseconds. So this process
 imports all services once, and forks itself for each message on the socket FD. That is safe because it runs no event
 loop, starts no thread and creates no gRPC object; all of that happens in the child. A child then behaves like `python
--m lorrery.SERVICE`, with its own session, environment and command line (in `ps`).
+-m lorrery.SERVICE`, with its own environment and command line (in `ps`), in this process's group.
 
 A message is a length (32 bits), sent with two descriptors (for the output, and a pipe for the report), followed by that
 many bytes of JSON: `service`, `arguments`, `folder`, `environment`. The report consists of two numbers (32 bits): the
@@ -19,9 +19,10 @@ import selectors
 import socket
 import struct
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from lorrery.service.entry_point import exit_on_signals, set_up_grpc
 from lorrery.service.installed import has_extra
@@ -41,15 +42,29 @@ def main() -> None:
     """Fork services until the socket is closed. Never returns: children run a service and exit with it."""
     exit_on_signals()
     set_up_grpc()
+    control = socket.socket(fileno=int(sys.argv[1]))
+    serve(control, import_services())
+
+
+def import_services() -> dict[str, ModuleType]:
+    """Import all services, and read what each of them would read from shipped files."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's library would start threads on import
     if setproctitle is not None:
         setproctitle.getproctitle()  # it locates the title's memory now, and could not after the environment changes
-    control = socket.socket(fileno=int(sys.argv[1]))
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's library would start threads on import
     gc.disable()  # objects made by imports are permanent
     modules = {service: import_module(f"lorrery.{service}.__main__") for service in SERVICES}
+    modules["router"].prepare()
+    presets = import_module("lorrery.service.settings.presets")
+    presets.catalogue_with()
+    presets.presets()
     gc.collect()
     gc.enable()
     gc.freeze()  # keeps a child's garbage collector from touching the pages that it shares with this process
+    return modules
+
+
+def serve(control: socket.socket, modules: Mapping[str, ModuleType]) -> NoReturn:
+    """Fork a service for each message on a socket, until it is closed; `modules`: from `import_services`."""
     control.sendall(READY)
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
@@ -116,7 +131,6 @@ def _close_all(selector: selectors.BaseSelector) -> None:
 
 def _become(module: ModuleType, wanted: dict[str, Any], output: int, server: int) -> None:
     """Run the service in a child; never returns."""
-    os.setsid()  # Ctrl-C in a terminal must reach only the process that started the cluster
     die_with(server)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, number in ((nothing, 0), (output, 1), (output, 2)):

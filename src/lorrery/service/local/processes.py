@@ -1,9 +1,10 @@
 """Child processes that end with this one: Python programs, and services forked from a process that has imported them.
 
-Each has its own session, so that Ctrl-C in a terminal reaches only this process, which then stops them in order. None
-outlives this one, even if it is killed: see `service.linux`. Start them from the main thread: they die with the
-thread that started them. A `ServiceProcess` is a service's process as its cluster sees it: its addresses, last output
-lines and exit.
+Programs have sessions of their own, and services that of their fork server, so that Ctrl-C in a terminal reaches only
+this process, which then stops them in order; the services of a fork server are one process group. None outlives this
+process, even if it is killed: see `service.linux`. Start them from the main thread: they die with the thread that
+started them. A `ServiceProcess` is a service's process as its cluster sees it: its addresses, last output lines and
+exit.
 """
 
 import asyncio
@@ -89,6 +90,28 @@ class Forked:
                 os.kill(self.pid, number)
 
 
+class _Fork:
+    """A fork of this process that serves `control`, with the used subset of `subprocess.Popen`."""
+
+    def __init__(self, control: socket.socket, other_end: socket.socket) -> None:
+        parent, self.pid = os.getpid(), os.fork()
+        if self.pid == 0:
+            child.die_with(parent)
+            other_end.close()
+            # Those of the parent may be a protocol's, which services must neither read nor keep open.
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nothing, 0)
+            os.close(nothing)
+            os.dup2(2, 1)
+            fork_server.serve(control, fork_server.import_services())
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
 class ForkServer:
     """Starts services by forking; it starts at once, and imports them in the background. `with` ends it.
 
@@ -96,21 +119,27 @@ class ForkServer:
 
     Args:
         program: arguments of Python; a program other than the module `fork_server` may patch services before running
-            it.
+            it. None: it is a fork of this process, which must not have run an event loop, started a thread or made
+            a gRPC object, and should have called `fork_server.import_services`.
     """
 
-    def __init__(self, program: Sequence[str] = ("-m", fork_server.__name__)) -> None:
+    def __init__(self, program: Sequence[str] | None = ("-m", fork_server.__name__)) -> None:
         self._control, theirs = socket.socketpair()
+        self._process: subprocess.Popen[bytes] | _Fork
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603  our own command line
-                _tied([*program, str(theirs.fileno())]),
-                stdin=subprocess.DEVNULL,
-                env=_environment(),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            if program is None:
+                self._process = _Fork(theirs, self._control)
+            else:
+                self._process = subprocess.Popen(  # noqa: S603  our own command line
+                    _tied([*program, str(theirs.fileno())]),
+                    stdin=subprocess.DEVNULL,
+                    env=_environment(),
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
         self._control.setblocking(False)
         self._ready = False
+        self._awaiting = asyncio.Lock()  # its answer is read once, however many clusters start together
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -166,7 +195,9 @@ class ForkServer:
         return Forked(pid, await _reader(output), await _reader(report))
 
     async def _until_ready(self) -> None:
-        if not self._ready:
+        async with self._awaiting:
+            if self._ready:
+                return
             if await asyncio.get_running_loop().sock_recv(self._control, len(fork_server.READY)) != fork_server.READY:
                 raise self._ended()
             self._control.setblocking(True)  # from here on it reads messages as they come
