@@ -156,6 +156,15 @@ async def test_the_command_sets_lists_and_clears(cluster: LocalCluster, client: 
     assert RULES[1] in cleared
 
 
+async def test_the_command_says_where_faults_are_set_if_it_is_given_the_port_of_http(cluster: LocalCluster) -> None:
+    given = ["list", "--target", cluster.http_address]
+    result = await asyncio.to_thread(CliRunner().invoke, app, given)
+    assert str(result.exception).startswith(
+        f"{cluster.http_address} serves HTTP, and faults are set over Lorrery's own"
+    )
+    assert "the ready line of lorrery serve" in str(result.exception)
+
+
 async def test_rules_are_added_to_those_that_hold_which_count_on(cluster: LocalCluster, client: Client) -> None:
     async def take(*rules: str) -> None:
         await client.stub.SetFaults(router_pb2.SetFaultsRequest(rules=rules, add=True), timeout=TIMEOUT_SECONDS)

@@ -1,6 +1,7 @@
 """`lorrery faults`: sets and lists the faults of a running cluster."""
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -16,14 +17,19 @@ from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.network.channel import check_target, open_channel
 from lorrery.service.network.credentials import bearer
 from lorrery.service.settings.cluster import load
+from lorrery.service.settings.sections import TlsSettings
 from lorrery.v1 import router_pb2, router_pb2_grpc
 
 TIMEOUT_SECONDS = 10.0
 
 Rules = Annotated[list[str], typer.Argument(metavar="RULE...", help="Faults, in the syntax of docs/failures.md.")]
-Target = Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the router.")]
+Target = Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the router's gRPC (not of its HTTP).")]
 Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings file; its client_tls is used to connect.")]
 TARGET = "127.0.0.1:50051"
+_WHERE = (
+    "Lorrery's own gRPC: --target is the address at the end of the ready line of lorrery serve, whose port --grpc-port"
+    " chooses, or router.listen"
+)
 
 app = command_app("Inject faults into requests, loads and workers of a running cluster.", no_args_is_help=True)
 
@@ -98,24 +104,51 @@ def _change(rules: Sequence[str], *, add: bool) -> router_pb2.SetFaultsRequest:
 def _call(target: str, config: Path | None, api_key: str, change: router_pb2.SetFaultsRequest | None = None) -> None:
     """Change the faults of a cluster if `change` is given, and print the faults in force."""
     check_target("--target", target)
-    _show(asyncio.run(_changed(target, config, api_key, change)))
+    _show(asyncio.run(changed_faults(target, load(config).client_tls, api_key, change)))
 
 
-async def _changed(
-    target: str, config: Path | None, api_key: str, change: router_pb2.SetFaultsRequest | None
+async def changed_faults(
+    target: str, tls: TlsSettings, api_key: str, change: router_pb2.SetFaultsRequest | None
 ) -> Sequence[router_pb2.FaultRule]:
+    """Change the faults of a cluster if `change` is given; return the faults in force.
+
+    Raises:
+        LorreryError: the router at `target` did not do it; the message says why, and where it is if HTTP is served.
+    """
     metadata = bearer(api_key) if api_key else ()
-    channel = open_channel(target, load(config).client_tls)
+    channel = open_channel(target, tls)
     try:
         stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(channel)
         if change is not None:
             await stub.SetFaults(change, timeout=TIMEOUT_SECONDS, metadata=metadata)
         listed = await stub.ListFaults(router_pb2.ListFaultsRequest(), timeout=TIMEOUT_SECONDS, metadata=metadata)
     except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE and await _serves_http(target):
+            raise LorreryError(f"{target} serves HTTP, and faults are set over {_WHERE}") from None
         raise LorreryError(f"{target}: {error.code().name}: {error.details()}") from None
     finally:
         await channel.close()
     return listed.faults
+
+
+async def _serves_http(target: str) -> bool:
+    """Return whether HTTP/1.1, in plain text or over TLS, is spoken at HOST:PORT."""
+    host, _, port = target.rpartition(":")
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE  # nothing is said to it but a question
+    for tls in (None, trusting):
+        try:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=tls)
+                try:
+                    writer.write(b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                    if (await reader.read(5)) == b"HTTP/":
+                        return True
+                finally:
+                    writer.close()
+        except (OSError, ValueError, TimeoutError):
+            pass
+    return False
 
 
 def _show(rules: Sequence[router_pb2.FaultRule]) -> None:
