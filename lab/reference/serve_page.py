@@ -44,6 +44,13 @@ curl http://127.0.0.1:8000/v1/models
 * Settings in environment variables (`LORRERY_SCHEDULER__...`) are ignored; `--set` has the highest precedence. All
   ports but HTTP's are free ones, unless `--grpc-port` or `--set`, such as `--set worker.metrics=127.0.0.1:9102`, names
   one; workers' count up from there.
+* `--replicas N` or `--ports 8000-8002` (also `8000,8001,8002`; 0 is a free one, as are all without `--ports`) runs a
+  fleet of equal, independent engines. Each has a ready line, printed once all serve; `--announce FILE` writes the same
+  as JSON, with gRPC addresses, metrics and process ids. If one does not start, none does; one that breaks later ends
+  alone, and the exit code is 1 once the others have been stopped. Ports of `--kv-events-config` count up through the
+  fleet. A test has it as a [fixture](gateways.md#in-a-test).
+* `lorrery faults` takes the gRPC address that ends the ready line, or `--grpc-port`, not that of HTTP: `lorrery faults
+  set refuse,first=3 --target 127.0.0.1:50051`.
 * `--print-config` prints the equivalent settings, to keep, to change, or to simulate:
 
 <!-- not run: the second uses what the first one has written -->

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import ssl
 import tomllib
 import urllib.error
@@ -22,11 +23,13 @@ from lorrery.cli.serve import app
 from lorrery.cli.serve.arguments import arranged, taken
 from lorrery.cli.serve.arguments import refused as refused_flags
 from lorrery.cli.serve.flags import FLAGS
+from lorrery.cli.serve.run import clusters_of
+from lorrery.cli.serve.settings import engine_of
 from lorrery.cli.serve.values import KINDS, refusals
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.faults.kinds import REQUEST_KINDS, parse_fault
 from lorrery.service.faults.rules import FaultRules
-from lorrery.service.local.processes import start_python
+from lorrery.service.local.processes import ForkServer, start_python
 from lorrery.service.settings.cluster import Settings, changed
 from tests.cluster.harness import alive, services, wait_until
 from tests.ports import held_ports
@@ -278,6 +281,16 @@ def test_only_a_regular_file_is_read_for_an_adapter(tmp_path: Path):
         ("Llama-3-8B --failure-injection-rate 101", "it is a percentage"),
         ("Llama-3-8B --failure-injection-rate 1 --failure-types flood", "must be one of rate_limit"),
         ("Llama-3-8B --failure-types rate_limit", "--failure-types needs --failure-injection-rate"),
+        (
+            "Llama-3-8B --ports 8000-8001 --replicas 3",
+            "--ports 8000-8001: ports for 2, and --replicas 3; leave one out",
+        ),
+        ("Llama-3-8B --ports 8000-", "--ports 8000-: ports expected, such as 8000-8002 or 8000,8001,8002"),
+        ("Llama-3-8B --ports 8001-8000", "--ports 8001-8000: 8001-8000 must go up, to 65535 at most"),
+        ("Llama-3-8B --ports 0,1,65536", "65536 must go up, to 65535 at most"),
+        ("Llama-3-8B --ports 0,0,1,1", "a port is there twice; each engine needs its own, or 0"),
+        ("Llama-3-8B --replicas 2 --port 8000", "--port 8000: each engine of a fleet has its own; give --ports"),
+        ("Llama-3-8B --replicas 2 --grpc-port 9", "--grpc-port 9: each engine of a fleet has its own"),
         ("Llama-3-8B --port 99999", "router.http: HOST:PORT expected"),
         ("Llama-3-8B --set scheduler.polici=x", "scheduler.polici: no such setting"),
     ],
@@ -392,6 +405,19 @@ def test_arguments_are_put_in_order(given: Sequence[str], arguments: str):
     assert arranged(given) == arguments.split()
 
 
+def test_ports_of_kv_events_count_up_through_a_fleet(tmp_path: Path):
+    config = '{"enable_kv_cache_events":true,"endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'
+    engine = engine_of("Llama-3.1-8B", {"kv_events_config": config, "data_parallel_size": 2}, [])
+    with ForkServer() as fork_server:
+        clusters = clusters_of(engine, [0, 8001, None], tmp_path, fork_server, lambda _name, _line: None)
+        found = [cluster.settings for cluster in clusters]
+        with pytest.raises(SettingsError, match="leave at least 102 between them"):
+            clusters_of(engine, [0] * 51, tmp_path, fork_server, lambda _name, _line: None)
+    assert [one.worker.kv_events.endpoint for one in found] == [f"tcp://*:{port}" for port in (5557, 5559, 5561)]
+    assert [one.worker.kv_events.replay_endpoint for one in found] == [f"tcp://*:{port}" for port in (5657, 5659, 5661)]
+    assert [one.router.http for one in found] == [f"127.0.0.1:{port}" for port in (0, 8001, 8000)]
+
+
 @pytest.mark.parametrize("kinds", [[], ["rate_limit"], ["rate_limit", "server_error", "model_not_found"]])
 @pytest.mark.parametrize("percent", [5.0, 30.0, 100.0])
 def test_failures_are_as_frequent_as_asked_and_each_kind_alike(percent: float, kinds: list[str]):
@@ -500,6 +526,49 @@ async def test_one_engine_answers_under_its_flags_and_ends_with_a_signal(tmp_pat
         assert (process.returncode, rest) == (0, b""), errors
         assert b"LORRERY_SCHEDULER__POLICY does not count here" in errors
         assert not [pid for pid in pids if alive(pid)]
+
+
+@pytest.mark.cluster
+async def test_a_fleet_serves_on_its_ports_until_a_signal_and_an_engine_that_breaks_leaves_the_others(tmp_path: Path):
+    file = tmp_path / "fleet.json"
+    with held_ports(2) as ports:
+        arguments = ["Llama-3.1-8B", "--lora-modules", "a=8", "--announce", str(file)]
+        async with serving(*arguments, "--ports", ",".join(map(str, [*ports, 0])), "--replicas", "3") as (
+            process,
+            output,
+        ):
+            lines = [(await output.readline()).decode() for _ in range(3)]
+            engines = json.loads(file.read_text())["engines"]
+            assert [engine["url"] for engine in engines[:2]] == [f"http://127.0.0.1:{port}" for port in ports]
+            for line, engine in zip(lines, engines, strict=True):
+                assert line.startswith(f"ready: {engine['url']} serves Llama-3.1-8B on 1 x H100-SXM, adapters: 1;")
+                assert line.endswith(f" gRPC at {engine['grpc']}\n")
+            pids = [pid for engine in engines for pid in engine["pids"].values()]
+            assert {*pids} == {*services(process.pid)}
+
+            broken, *others = engines
+            os.kill(broken["pids"]["worker-0"], signal.SIGKILL)
+            await wait_until(lambda: not [pid for pid in broken["pids"].values() if alive(pid)])
+            for engine in others:
+                assert await asyncio.to_thread(health, engine["url"], ssl.create_default_context()) == 200
+            process.send_signal(signal.SIGINT)
+            rest, errors = await process.communicate()
+            assert (process.returncode, rest) == (1, b""), errors
+            assert b"engine 0: worker-0 ended unexpectedly with signal 9; stopping the rest" in errors
+            assert not [pid for pid in pids if alive(pid)]
+
+
+@pytest.mark.cluster
+async def test_a_fleet_of_which_one_cannot_listen_does_not_start(tmp_path: Path):
+    file = tmp_path / "fleet.json"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        arguments = ["Llama-3.1-8B", "--ports", f"0,{address.partition(':')[2]}", "--announce", str(file)]
+        async with serving(*arguments) as (process, _):
+            rest, errors = await process.communicate()
+    assert (process.returncode, rest) == (1, b""), errors
+    assert address.encode() in errors
+    assert not file.exists()
 
 
 @pytest.mark.cluster

@@ -115,26 +115,38 @@ async def run_until_stopped(
         say: called with a line for each event.
         ready: returns the lines to print once the cluster serves.
     """
+    with cancelled_by_signals() as received:
+        return await run_until_cancelled(cluster, received, restart=restart, say=say, ready=ready)
+
+
+async def run_until_cancelled(
+    cluster: LocalCluster,
+    received: Sequence[signal.Signals],
+    *,
+    restart: bool,
+    say: Callable[[str], None],
+    ready: Callable[[], Iterable[str]],
+) -> int:
+    """Run a cluster as `run_until_stopped` does, where each signal is added to `received` and cancels this task."""
     serves = failed = False
     down: set[str] = set()
-    with cancelled_by_signals() as received:
-        try:
-            async with cluster:
-                serves = True
-                autoscalers = scaled_by_rules(cluster, say)
-                for line in ready():
-                    say(line)
-                try:
-                    ended = await Supervisor(cluster, restart=restart, say=say, autoscalers=autoscalers).run()
-                except asyncio.CancelledError:
-                    down = {entry.name for entry in cluster.processes.values() if entry.exit_code is not None}
-                    say("stopping; once more to kill")
-                    raise
-                failed = True
-                say(f"{ended.name} ended unexpectedly with {describe_exit(ended.exit_code)}; stopping the rest")
-        except asyncio.CancelledError:
-            if not received:
+    try:
+        async with cluster:
+            serves = True
+            autoscalers = scaled_by_rules(cluster, say)
+            for line in ready():
+                say(line)
+            try:
+                ended = await Supervisor(cluster, restart=restart, say=say, autoscalers=autoscalers).run()
+            except asyncio.CancelledError:
+                down = {entry.name for entry in cluster.processes.values() if entry.exit_code is not None}
+                say("stopping; once more to kill")
                 raise
+            failed = True
+            say(f"{ended.name} ended unexpectedly with {describe_exit(ended.exit_code)}; stopping the rest")
+    except asyncio.CancelledError:
+        if not received:
+            raise
     for entry in cluster.processes.values():
         if entry.exit_code and entry.name not in down:
             failed = True
@@ -213,17 +225,18 @@ class Printer:
 
     Args:
         num_workers: number of workers, for their names and colours.
+        num_clusters: with several, names are `0/router`, `1/router`, and so on.
         error: write to standard error instead of standard output.
     """
 
-    def __init__(self, num_workers: int, *, error: bool = False) -> None:
+    def __init__(self, num_workers: int, *, num_clusters: int = 1, error: bool = False) -> None:
         self._error = error
         self._stream = sys.stderr if error else sys.stdout
         treat_as_log(self._stream)
         self._is_unread = False
         names = ["scheduler", *(f"worker-{index}" for index in range(num_workers)), "router", PAGE]
         self._colours = dict(zip(names, cycle(_COLOURS), strict=False))
-        self._width = max(map(len, names))
+        self._width = max(map(len, names)) + (len(f"{num_clusters - 1}/") if num_clusters > 1 else 0)
 
     def show(self, name: str, line: str) -> None:
         """Print one line of a process, preceded by a count of earlier lines that were lost for lack of room."""
@@ -239,5 +252,5 @@ class Printer:
         self.show("lorrery", line)
 
     def _echo(self, name: str, line: str) -> None:
-        prefix = typer.style(f"{name:<{self._width}} | ", fg=self._colours.get(name, _OWN_COLOUR))
+        prefix = typer.style(f"{name:<{self._width}} | ", fg=self._colours.get(name.rpartition("/")[2], _OWN_COLOUR))
         typer.echo(prefix + line, err=self._error)

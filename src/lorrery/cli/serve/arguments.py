@@ -76,7 +76,10 @@ def instead_of(flag: str) -> str | None:
     return next((why for why, flags in refused() if names & set(flags)), None)
 
 
-_OWN = ("--set", "--print-config", "--dry-run", "--version", "--help", "-h")
+_OWN = (
+    *("--set", "--print-config", "--dry-run", "--replicas", "--ports", "--announce", "--version", "--help"),
+    "-h",
+)
 _SHORT = {
     "-O": "--optimization-level",
     "-ac": "--attention-config",

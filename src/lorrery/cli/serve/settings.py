@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lorrery.cli.serve.flags import FLAGS
-from lorrery.cli.serve.values import SECONDS, read_adapters, refusals, seconds, size, values_of, wide
+from lorrery.cli.serve.values import SECONDS, port_numbers, read_adapters, refusals, seconds, size, values_of, wide
 from lorrery.scheduler.core.policies import batching_of, way_of
 from lorrery.service.errors import SettingsError
 from lorrery.service.files.reading import to_toml
@@ -132,6 +132,32 @@ def engine_of(model: str | None, given: Mapping[str, Any], overrides: Iterable[s
     _flags_have_effect(given, values, settings)
     workers = settings.num_worker_processes(flags.get("data_parallel_size"), 1)
     return Engine(values, overrides, workers, tuple(flags.get("api_key", ())))
+
+
+def fleet_ports(replicas: int | None, ports: str | None, given: Mapping[str, Any]) -> list[int | None]:
+    """Return the HTTP port of each engine, 0 for a free one; None: as the flags of the only one say.
+
+    Args:
+        replicas: the value of `--replicas`; None: not given.
+        ports: that of `--ports`.
+        given: the other flags' values by `Flag.key`.
+
+    Raises:
+        SettingsError: they contradict each other, or --ports has another form.
+    """
+    if ports is None and replicas in (None, 1):
+        return [None]
+    numbers = port_numbers(ports) if ports is not None else [0] * (replicas or 1)
+    if replicas not in (None, len(numbers)):
+        raise SettingsError(f"--ports {ports}: ports for {len(numbers)}, and --replicas {replicas}; leave one out")
+    if given.get("port") is not None:
+        raise SettingsError(f"--port {given['port']}: each engine of a fleet has its own; give --ports instead")
+    if given.get("grpc_port") and len(numbers) > 1:
+        raise SettingsError(
+            f"--grpc-port {given['grpc_port']}: each engine of a fleet has its own, which its ready line and --announce"
+            " name; leave it out"
+        )
+    return [*numbers]
 
 
 def _flags_have_effect(given: Mapping[str, Any], values: Mapping[str, Any], settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""Reads values of `lorrery serve`'s flags: adapters, failures, counts and durations.
+"""Reads values of `lorrery serve`'s flags: adapters, failures, counts, durations and ports.
 
 `--lora-modules` takes adapters by rank, by folder, or as vLLM's and llm-d-inference-sim's JSON:
 
@@ -17,7 +17,8 @@ from typing import Any
 
 from lorrery.router.peft import CONFIG, read_config
 from lorrery.service.errors import FormatError, SettingsError
-from lorrery.service.names import quoted
+from lorrery.service.names import cut, quoted
+from lorrery.service.settings.sections import MAX_PORT
 
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 
@@ -160,6 +161,27 @@ def seconds(flag: str, text: str, unit: float) -> float:
     if match is None:
         raise SettingsError(f"{flag} {text}: a duration expected, such as 5s or 250ms")
     return float(match[1]) * (SECONDS[match[2]] if match[2] else unit)
+
+
+def port_numbers(text: str) -> list[int]:
+    """Parse the value of `--ports`: 8000,8001,8002 or 8000-8002, or both; 0 is a free port.
+
+    Raises:
+        SettingsError: it has another form, a number is no port, or a port is there twice.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
+        if match is None:
+            raise SettingsError(f"--ports {cut(text)}: ports expected, such as 8000-8002 or 8000,8001,8002")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not first <= last <= MAX_PORT:
+            raise SettingsError(f"--ports {cut(text)}: {part.strip()} must go up, to {MAX_PORT} at most")
+        found += range(first, last + 1)
+    taken = [port for port in found if port]
+    if len({*taken}) < len(taken):
+        raise SettingsError(f"--ports {cut(text)}: a port is there twice; each engine needs its own, or 0")
+    return found
 
 
 def values_of(given: Iterable[str]) -> Iterator[str]:
