@@ -102,6 +102,9 @@ def test_the_wheel_holds_every_room_and_the_stubs(wheel: Path) -> None:
         assert f"lorrery/{wanted}/__init__.py" in names
     assert "lorrery/v1/types_pb2.py" in names
     assert "lorrery/py.typed" in names
+    assert "[pytest11]\nlorrery = lorrery.pytest_plugin" in (
+        contents(wheel)[f"lorrery-{VERSION}.dist-info/entry_points.txt"].decode()
+    )
     assert {f"lorrery/worker/device/data/{name}.toml" for name in ("gpus", "models", "engines")} <= set(names)
     assert {f"lorrery/view/page/{name}" for name in ("index.html", "style.css", "main.js", "icon.svg")} <= set(names)
     for wanted in ("step_time_measured", "slora_measured", "vidur_conv_vllm", "vidur_conv_vllm_steps"):

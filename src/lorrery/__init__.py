@@ -5,8 +5,8 @@
     result = lorrery.simulate(workload={"rate": 20, "duration": 600, "adapters": "all"}, workers=4)
     print(result.summary.from_intended.ttft_ms.p99, result.columns.e2e_seconds.mean())
 
-docs/simulator.md documents what is exported here; each name is imported when it is first used, so that a service or a
-command pays for nothing that it does not need.
+docs/simulator.md documents what is exported here, docs/gateways.md `engines`; each name is imported when it is first
+used, so that a service or a command pays for nothing that it does not need.
 
 The rooms on a request's way lie at the top of the repository, and links beside this file make them parts of this one
 package; the others lie here. A wheel holds all as folders. docs/architecture.md says what each is for.
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lorrery.simulator.plan.plan import Plan, plan
     from lorrery.simulator.result import RequestColumns, SimulationResult
     from lorrery.simulator.virtual_cluster import Observation, VirtualCluster
+    from lorrery.testing import engines
     from lorrery.view.reports.report import report
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "__version__",
     "compare",
     "counterfactual",
+    "engines",
     "plan",
     "report",
     "simulate",
@@ -70,6 +72,7 @@ _HOMES = {
     "__version__": ("service.installed", "VERSION"),
     "compare": ("simulator.arena.arena", "compare"),
     "counterfactual": ("simulator.counterfactual", "counterfactual"),
+    "engines": ("testing", "engines"),
     "plan": ("simulator.plan.plan", "plan"),
     "report": ("view.reports.report", "report"),
     "simulate": ("simulator.interface", "simulate"),
