@@ -72,6 +72,15 @@ def process_started(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
+def process_descriptor(pid: int) -> int | None:
+    """Return a descriptor that can be read once a process has ended (pidfd_open(2)); None: there is none here.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+    return os.pidfd_open(pid) if _IS_LINUX else None
+
+
 def machine() -> str:
     """Return a name that processes share exactly if they see each other's pids."""
     if not _IS_LINUX:

@@ -26,7 +26,6 @@ if __name__ == "__main__":
 import asyncio
 import contextlib
 import json
-import os
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +39,7 @@ from lorrery.cli.serve.run import clusters_of, description, drop_setting_variabl
 from lorrery.cli.serve.settings import engine_of
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.files.writing import temporary_folder
+from lorrery.service.linux import process_descriptor
 from lorrery.service.local.cluster import LocalCluster
 from lorrery.service.local.processes import ForkServer, describe_exit, last_words
 from lorrery.service.settings.reading import override_of
@@ -174,20 +174,20 @@ class Host:
             await self._stop(number)
 
 
+def _end(loop: asyncio.AbstractEventLoop, watched: int, task: "asyncio.Task[Any]") -> None:
+    loop.remove_reader(watched)
+    task.cancel()
+
+
 async def _serve(servers: ForkServer, parent: int) -> None:
     """Carry out commands until standard input ends, or the process `parent`."""
     host, loop = Host(servers), asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_LONGEST_LINE)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    watched, task = os.pidfd_open(parent), asyncio.current_task()
-    assert task is not None
-
-    def parent_has_ended() -> None:
-        loop.remove_reader(watched)
-        task.cancel()
-
-    # Standard input alone would not do: a fork of the parent may hold it open, and a start may be under way.
-    loop.add_reader(watched, parent_has_ended)
+    watched, task = process_descriptor(parent), asyncio.current_task()
+    if watched is not None and task is not None:
+        # Standard input alone would not do: a fork of the parent may hold it open, and a start may be under way.
+        loop.add_reader(watched, _end, loop, watched, task)
     try:
         while line := await reader.readline():
             print(json.dumps(await host.answer(json.loads(line))), flush=True)

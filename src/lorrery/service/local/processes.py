@@ -96,7 +96,7 @@ class _Fork:
     def __init__(self, control: socket.socket, other_end: socket.socket) -> None:
         parent, self.pid = os.getpid(), os.fork()
         if self.pid == 0:
-            child.die_with(parent)
+            linux.die_with(parent)
             other_end.close()
             # Those of the parent may be a protocol's, which services must neither read nor keep open.
             nothing = os.open(os.devnull, os.O_RDONLY)
