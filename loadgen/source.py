@@ -1,5 +1,6 @@
 """Builds the workload of the options. The only module that opens trace files."""
 
+import json
 import math
 import os
 import tempfile
@@ -8,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
+from shlex import quote
 from typing import IO, Final
 
 import numpy as np
@@ -37,6 +39,9 @@ _NONE_LISTED = (
 )
 _SHIPPED = "an excerpt of the trace, the one that ships with Lorrery; --trace FILE plays another"
 _SHARED_DRAWS = 1
+_ADVISED_RANK = 16
+"""S-LoRA's and vLLM's usual rank."""
+_LONGEST_ADVICE = 400
 _MAX_REQUESTS = 10_000_000
 
 
@@ -126,7 +131,7 @@ def admissible(options: LoadOptions, workload: BuiltWorkload, cluster: ClusterVi
 
 
 def _slora(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload:
-    adapters = _adapter_names(options, known_adapters)
+    adapters = adapter_names(options, known_adapters)
     num_adapters = options.num_adapters if options.num_adapters is not None else len(adapters)
     # S-LoRA takes a duration and makes int(rate * duration) requests of it; half a request guards against rounding.
     duration = (
@@ -178,7 +183,7 @@ def _other(
     # A closed loop has no schedule to cut: its duration ends the sending.
     cut = None if options.concurrency is not None else options.schedule_seconds
     requests = arrivals.limit(requests, options.most_requests, cut)
-    adapters = _adapter_names(options, known_adapters)
+    adapters = adapter_names(options, known_adapters)
     if not adapters:
         named = any(request.adapter_id is not None for request in requests)
         return BuiltWorkload(requests, attribution, notes if named else (*notes, _no_adapters(options)))
@@ -386,8 +391,12 @@ def _as_opened(options: LoadOptions, trace: Trace) -> LoadOptions:
     return options
 
 
-def _adapter_names(options: LoadOptions, known_adapters: Sequence[str]) -> list[str]:
-    """Return the adapters to draw from; empty means the base model."""
+def adapter_names(options: LoadOptions, known_adapters: Sequence[str]) -> list[str]:
+    """Return the adapters to draw from; empty means the base model, or those of `--adapter-dirs`.
+
+    Raises:
+        SettingsError: there are fewer than the options ask for.
+    """
     if options.adapter_dirs or options.num_adapters == 0:
         return []
     if options.adapters is not None and options.adapters != ALL_ADAPTERS:
@@ -401,9 +410,32 @@ def _adapter_names(options: LoadOptions, known_adapters: Sequence[str]) -> list[
     if options.num_adapters is None:
         return names
     if len(names) < options.num_adapters:
-        whose = "the cluster lists" if options.adapters in (None, ALL_ADAPTERS) else "--adapters names"
-        raise SettingsError(f"--num-adapters {options.num_adapters}: {whose} only {len(names)}")
+        if options.adapters not in (None, ALL_ADAPTERS):
+            raise SettingsError(f"--num-adapters {options.num_adapters}: --adapters names only {len(names)}")
+        raise SettingsError(
+            f"--num-adapters {options.num_adapters}: the cluster lists only {len(names)};"
+            f" {registry_advice([f'lora-{number}' for number in range(options.num_adapters)])}"
+        )
     return names[: options.num_adapters]
+
+
+def registry_advice(names: Sequence[str]) -> str:
+    """Return how a cluster's settings list some adapters, for an error: `a-0`, `a-1`, ... are a family."""
+    numbers: dict[str, set[str]] = {}
+    for name in names:
+        head, _, number = name.rpartition("-")
+        numbers.setdefault(head, set()).add(number)
+    entries = dict[str, None]()
+    for name in names:
+        head = name.rpartition("-")[0]
+        count = len(numbers[head])
+        is_family = head and count > 1 and numbers[head] == set(map(str, range(count)))
+        own = f"id={json.dumps(head if is_family else name)}, rank={_ADVISED_RANK}"
+        entries[f"{{{own}, count={count}}}" if is_family else f"{{{own}}}"] = None
+    override = quote(f"adapters.registry=[{', '.join(entries)}]")
+    if len(override) > _LONGEST_ADVICE:
+        return "list them in adapters.registry"
+    return f"a registry that has them, here at rank {_ADVISED_RANK}: --set {override}"
 
 
 MEMORY_BYTES: Final = 1 << 25

@@ -295,7 +295,11 @@ def test_a_deadline_passes_without_a_worker_too(tmp_path: Path) -> None:
         (["--fault", "adapter_load_failure,at=1,adapter=ghost"], "no such adapter"),
         (["--rate", "1e-8", "-n", "5"], "a simulation has 4,611,686 s at most"),
         (["--steps"], "--steps and --perfetto need --out"),
-        (["--adapters", "ghost"], "'ghost' of request 0 is not in adapters.registry"),
+        (["--adapters", "ghost"], "'ghost' is not in adapters.registry, .*: --set 'adapters.registry="),
+        (
+            ["--workload", "slora", "--num-adapters", "40", "--adapter-dirs", "a,b"],
+            "'a-0' is not in .* count=20}, {id=\"b\"",
+        ),
         (["--shards", "3"], "3 schedulers have 2 worker processes"),
         (["--shards", str(10**22)], "10{22} schedulers have 2 worker processes; each needs one: start as many"),
         (["--workers", str(10**22)], "a cluster has at most 100000 workers; ask for fewer"),

@@ -9,8 +9,9 @@ import pytest
 
 from lorrery.loadgen.option_texts import expand_adapters, parse_range
 from lorrery.loadgen.options import LoadOptions
-from lorrery.loadgen.source import build_workload
+from lorrery.loadgen.source import build_workload, registry_advice
 from lorrery.service.errors import FormatError, SettingsError
+from lorrery.service.settings.cluster import changed
 from lorrery.tokenizer.file import open_tokenizer
 
 TRACES = pathlib.Path(__file__).parents[2] / "deploy" / "traces"
@@ -165,10 +166,34 @@ def test_a_workload_for_a_named_model_says_its_name():
 
 
 def test_more_adapters_than_there_are_is_an_error():
-    with pytest.raises(SettingsError, match="the cluster lists only 3"):
+    with pytest.raises(
+        SettingsError, match=r"lists only 3; .*: --set 'adapters.registry=\[\{id=\"lora\", .*count=4\}\]'"
+    ):
         build(num_adapters=4)
     with pytest.raises(SettingsError, match="--adapters names only 1"):
         build(num_adapters=4, adapters="x")
+
+
+@pytest.mark.parametrize(
+    ("names", "entries"),
+    [
+        (["a-0", "a-1"], '{id="a", rank=16, count=2}'),
+        (["b", "x/y-1-0", "x/y-1-2"], '{id="b", rank=16}, {id="x/y-1-0", rank=16}, {id="x/y-1-2", rank=16}'),
+        (
+            ["a-00", "a-1", "-0", "-1"],
+            '{id="a-00", rank=16}, {id="a-1", rank=16}, {id="-0", rank=16}, {id="-1", rank=16}',
+        ),
+    ],
+)
+def test_a_registry_is_advised_that_has_the_names(names, entries):
+    _, _, override = registry_advice(names).partition("--set ")
+    assert override == f"'adapters.registry=[{entries}]'"
+    settings = changed({}, [override.strip("'")])
+    assert [name for name, _ in settings.adapters.expand()] == names
+
+
+def test_a_registry_too_long_to_copy_is_not_spelt_out():
+    assert registry_advice([f"a{number}" for number in range(99)]) == "list them in adapters.registry"
 
 
 def test_files_that_are_missing_binary_or_broken_are_told_apart(tmp_path):

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from lorrery.loadgen.option_texts import expand_adapters
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.reception import ClusterView
 from lorrery.loadgen.report import UNSENT
+from lorrery.loadgen.source import adapter_names, registry_advice
 from lorrery.loadgen.workload.arrivals import WARMUP_CONCURRENCY, again_and_again
 from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.slora import adapter_name
 from lorrery.scheduler.core.autoscaling import MOST_REPLICAS
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
@@ -19,7 +22,7 @@ from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
 from lorrery.service.errors import SettingsError
 from lorrery.service.faults.rules import LoadRules, RuleBook
-from lorrery.service.names import gpu_names
+from lorrery.service.names import cut, gpu_names
 from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.clients import Clients
 from lorrery.simulator.fleet import most_processes, num_processes
@@ -125,6 +128,26 @@ def check_routers(num_routers: int, num_shards: int) -> None:
         raise SettingsError(
             f"--routers {num_routers} goes with several schedulers only: routers are what chooses among them; add"
             " --shards N, or leave it out"
+        )
+
+
+def check_adapters(settings: Settings, options: LoadOptions) -> None:
+    """Check, before a run, that the registry has the adapters that the options name.
+
+    Raises:
+        SettingsError: it lacks one, or has too few.
+    """
+    if options.adapters is None and options.num_adapters is None:
+        return
+    named = adapter_names(options, [name for name, _ in settings.adapters.expand()])
+    if options.adapter_dirs:
+        dirs = expand_adapters(options.adapter_dirs)
+        named = [adapter_name(index, dirs) for index in range(options.num_adapters or 0)]
+    listed = set(settings.adapters.listed(named))
+    if (missing := next((name for name in named if name not in listed), None)) is not None:
+        raise SettingsError(
+            f"adapter {cut(missing)!r} is not in adapters.registry, which has {settings.adapters.num_adapters}"
+            f" adapters; {registry_advice(named)}"
         )
 
 

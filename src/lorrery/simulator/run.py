@@ -17,7 +17,7 @@ from lorrery.loadgen.workload.arrays import Requests
 from lorrery.loadgen.workload.arrivals import warmup_requests
 from lorrery.service.faults.kinds import Fault
 from lorrery.service.settings.cluster import Settings
-from lorrery.simulator.cluster import Player, SimulatedCluster
+from lorrery.simulator.cluster import Player, SimulatedCluster, check_adapters
 from lorrery.simulator.fleet import check_scaled
 from lorrery.simulator.interpreter import garbage_collected_seldom
 from lorrery.simulator.loop.engine import Simulation
@@ -98,6 +98,7 @@ class SimulatedRun:
         settings, options = self.settings, self.options
         faults = (*settings.planned_faults(), *self.simulation_options.injected)
         check_scaled(settings, faults, by_caller=scaled_by_caller)
+        check_adapters(settings, options)
         cluster = SimulatedCluster(settings, replace(self.simulation_options, faults=faults), options.timeout)
         self.devices = cluster.devices
         asked = build_workload(options, list(cluster.adapters), self.requests)
