@@ -23,7 +23,7 @@ from lorrery.service.installed import VERSION
 from lorrery.service.names import cut
 from lorrery.service.settings.cluster import Settings, load
 from lorrery.service.settings.reading import key_of, known_settings, nearest_setting
-from lorrery.simulator.cluster import check_routers
+from lorrery.simulator.cluster import check_adapters, check_routers
 from lorrery.simulator.options import SimulationOptions
 from lorrery.simulator.sweep.axes import MOST_POINTS, Axis, Value, combinations
 from lorrery.simulator.sweep.flags import CONFIG, SweptFlags
@@ -226,6 +226,7 @@ class _RunMaker:
         option_rules.check(options)
         simulation = replace(self._simulation, **of_simulation)
         settings = self._read_settings(config, tuple(overrides))
+        check_adapters(settings, options)
         check_routers(simulation.routers, simulation.shards or len(settings.router.schedulers))
         count = settings.num_worker_processes(simulation.workers)
         return Run(settings, options, replace(simulation, workers=count))
