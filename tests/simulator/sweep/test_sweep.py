@@ -272,6 +272,22 @@ def test_a_point_that_fails_is_told_and_stops_nothing(jobs: int, tmp_path: Path)
     assert without_cpu(tmp_path) == [{name: row[name] for name in row if name != CPU_SECONDS} for row in rows]
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_fails_whatever_is_swept_ends_a_sweep_at_once(jobs: int, tmp_path: Path) -> None:
+    broken = ("--set", f"scheduler.policy={BROKEN}")
+    for asked in (broken, broken):  # a failure is not kept: the same command tries again
+        output = sweep(tmp_path, "rate=2..13", "cv=1,2", "seed=5", asked=asked, exit_code=1, jobs=jobs)
+        statuses = [row["status"] for row in table(tmp_path)]
+        assert statuses[0] == statuses[-1] == "failed"
+        assert statuses.count("not run") >= 24 - 2 - jobs
+        assert "the other points do not run" in output
+
+
+def test_a_failure_of_one_value_ends_no_sweep(tmp_path: Path) -> None:
+    sweep(tmp_path, f"scheduler.policy={BROKEN},fcfs,{DEADLY}", "rate=2,4", exit_code=1)
+    assert [row["status"] for row in table(tmp_path)] == ["failed"] * 2 + ["ok"] * 2 + ["failed"] * 2
+
+
 def test_a_policy_that_ends_its_process_fails_its_point(tmp_path: Path) -> None:
     sweep(tmp_path, f"scheduler.policy={EXITS},{INTERRUPTS},fcfs", exit_code=1)
     rows = table(tmp_path)

@@ -167,17 +167,30 @@ def sweep(
     return EXIT_FAILURES if num_failed else EXIT_OK
 
 
+class _Alike(Exception):  # noqa: N818  an ending, as KeyboardInterrupt is
+    """The points that have no swept value in common failed with the same error, and no other one has run."""
+
+
 class _Runner:
-    """Runs missing points, into `done` and the store, and shows the progress."""
+    """Runs missing points, into `done` and the store, and shows the progress.
+
+    The first point is followed by the last one. If none has run yet and these two, with no swept value in common, fail
+    with the same error, no swept value is its cause, and the others are left out.
+    """
 
     def __init__(self, where: Where, done: dict[str, Outcome], console: Console) -> None:
         self._where = where
         self._done = done
         self._console = console
         self._num_failed = 0
+        self._opposite: tuple[str, ...] = ()
 
     def run(self, missing: dict[str, Point], store: PointStore | None) -> bool:
         """Run points; False if a signal ended it."""
+        first, *_, last = [*missing, *missing]
+        if first != last and _have_nothing_in_common(missing[first], missing[last], missing.values()):
+            self._opposite = first, last
+            missing = {key: missing[key] for key in (first, last)} | missing
         with ExitStack() as stack:
             try:
                 stack.enter_context(_interruptible())
@@ -192,6 +205,9 @@ class _Runner:
                     self._run_shared(run, missing, Share(missing, store, claims), claims, progress, bar)
             except KeyboardInterrupt:
                 return False
+            except _Alike:
+                why = "the first and the last, with no swept value in common, failed with the same error"
+                self._console.print(f"the other points do not run: {why}", style="yellow", soft_wrap=True)
         return True
 
     def _run_shared(
@@ -203,6 +219,7 @@ class _Runner:
             self._take_in(run, share.take(), missing, progress, bar, share)
             for outcome in share.found():
                 self._note(missing[outcome.key], outcome, progress, bar)
+            self._end_if_alike()
             if not share.is_open:
                 return
             if not told:
@@ -220,6 +237,7 @@ class _Runner:
                 self._note(missing[outcome.key], outcome, progress, bar)
                 if share is not None:
                     share.finish(outcome)
+                self._end_if_alike()
 
     def _note(self, point: Point, outcome: Outcome, progress: Progress, bar: TaskID) -> None:
         self._done[outcome.key] = outcome
@@ -231,6 +249,18 @@ class _Runner:
         task = progress.tasks[bar]
         expected_seconds = (task.elapsed or 0.0) / task.completed * (task.total or 0.0)
         progress.update(bar, expected_seconds=expected_seconds)
+
+    def _end_if_alike(self) -> None:
+        if self._num_failed == len(self._done):
+            errors = [self._done[key].error for key in self._opposite if key in self._done]
+            if len(errors) == 2 and errors[0] == errors[1]:
+                raise _Alike
+
+
+def _have_nothing_in_common(one: Point, other: Point, points: Iterable[Point]) -> bool:
+    """Return whether two points differ in every key in which some points do."""
+    rows = [point.values for point in points]
+    return all(one.values[key] != other.values[key] or len({row[key] for row in rows}) == 1 for key in one.values)
 
 
 @contextmanager
