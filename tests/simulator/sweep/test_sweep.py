@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from lorrery.cli.simulate import app
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.simulator.sweep.axes import parse_axes
 from lorrery.simulator.sweep.claims import PointStore
@@ -194,6 +196,25 @@ def test_a_page_tells_of_the_sweep_that_it_shows_and_not_of_others_in_the_folder
         sweep(tmp_path, "rate=4,8", asked=["--set", f"worker.gpu={gpu}"])
         found = read_sweep(tmp_path, "it").context["settings"]["worker"]["gpu"]
         assert found == gpu
+
+
+def test_a_page_has_what_all_points_were_given_and_leaves_out_what_is_not_used(tmp_path: Path) -> None:
+    given = "--set scheduler.strict=false --set scheduler.policy=fcfs --gpu L40S --workload azure --timeout 9"
+    result = CliRunner().invoke(app, [*given.split(), "-n5", "--sweep=speed-up=1,2", f"--out={tmp_path}"])
+    assert result.exit_code == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<dd>--set scheduler.strict=false --set scheduler.policy=fcfs --gpu L40S --workload azure " in page
+    assert "--num-requests 5 --timeout 9</dd>" in page
+    assert "<dt>rate</dt>" not in page
+    assert "failed" not in page
+    sweep(
+        tmp_path / "poisson",
+        "rate=4,8",
+        asked=["--fault", "worker_loss,at=1,worker=worker-0", "--timeout", 2],
+        plots=True,
+    )
+    page = (tmp_path / "poisson" / "report.html").read_text(encoding="utf-8")
+    assert "Failed requests" in page
 
 
 def test_an_autoscaled_sweep_has_what_the_rule_costs_and_gets(tmp_path: Path) -> None:

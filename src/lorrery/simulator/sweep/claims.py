@@ -20,7 +20,7 @@ KEY.1 does: otherwise KEY.0 was released in between, and may have been claimed a
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -38,10 +38,16 @@ FORMAT_VERSION = 1
 
 
 class PointStore:
-    """The folder of finished points; created with the first one."""
+    """The folder of finished points; created with the first one.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: of the points.
+        command_line: options of all points, kept with each for readers.
+    """
+
+    def __init__(self, folder: Path, command_line: Sequence[str] = ()) -> None:
         self.folder = folder
+        self._command_line = command_line
 
     def read(self, point: Point) -> Outcome | None:
         """Return a point's figures; None if it is missing, or not in this version's format."""
@@ -66,7 +72,7 @@ class PointStore:
             "point": point.own_values,
             "figures": outcome.figures,
             "warnings": outcome.warnings,
-            "determined_by": point.determined_by,
+            "determined_by": {**(point.determined_by or {}), "command_line": self._command_line},
         }
         replace_file(self._path(point.key), (json.dumps(content, indent=1) + "\n").encode())
 

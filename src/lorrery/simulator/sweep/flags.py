@@ -1,5 +1,6 @@
 """The options of `lorrery simulate` that make it a sweep, and the options that can be swept."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -117,6 +118,24 @@ class SweptFlags:
         option = self._options[name]
         source = None if option.name is None else self._context.get_parameter_source(option.name)
         return f"--{name}" if not option.multiple and source is not None and source.name == "COMMANDLINE" else None
+
+    def command_line(self) -> list[str]:
+        """Return the options of every point as the command line gives them, without those of the sweep itself."""
+        own = {"sweeps", "out", "report", *options_of(Where)}
+        found: list[str] = []
+        for option in self._context.command.params:
+            name = option.name or ""
+            source = self._context.get_parameter_source(name)
+            if name in own or source is None or source.name not in ("COMMANDLINE", "ENVIRONMENT"):
+                continue
+            value: Any = self._context.params[name]
+            flag = max(option.opts, key=len)
+            if isinstance(value, bool):
+                found.append(flag if value else max(option.secondary_opts, key=len, default=flag))
+            else:
+                values: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+                found += [text for one in values for text in (flag, f"{one:g}" if isinstance(one, float) else str(one))]
+        return found
 
     @staticmethod
     def is_of_load(name: str) -> bool:

@@ -134,7 +134,7 @@ def sweep(
     store = None
     if out is not None:
         check_folder(out)
-        store = PointStore(out / POINTS_FOLDER)
+        store = PointStore(out / POINTS_FOLDER, SweptFlags(context).command_line())
     done: dict[str, Outcome] = {}
     missing: dict[str, Point] = {}
     for point in points:

@@ -79,7 +79,7 @@ class Sweep:
     """A sweep.
 
     Attributes:
-        context: inputs of one point: its `settings`, `options` and `simulation`; empty without points.
+        context: inputs of one point: its `settings`, `options`, `simulation` and `command_line`; empty without points.
     """
 
     name: str

@@ -6,6 +6,7 @@ combination of further keys a row of charts. A mean over seeds has a bar, its 95
 
 import itertools
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ __all__ = ["SweepSection", "sweep_section"]
 
 _MOST_ROWS, _MOST_FACETS, _MOST_LINES = 400, 8, 8
 _UNITS = {"rate": "requests/s", "concurrency": "clients", "duration": "s"}
+_RECORDED = ("azure", "mooncake", "trace")
+"""Workloads without a rate."""
 _MOST_TICKS = 9
 _LOG_RATIO = 16
 
@@ -62,6 +65,9 @@ _SHOWN = (
     ("GPU hours", "gpu_hours", 1.0, ""),
     ("service level", "good_ratio", 100.0, "%"),
     ("workers", "replicas_mean", 1.0, "mean"),
+)
+_SHOWN_IF_ANY = (
+    ("cached prompt tokens", "cached_tokens", 1.0, ""),
     ("failed", "num_failed", 1.0, ""),
 )
 
@@ -115,6 +121,7 @@ def _facts(sweep: Sweep) -> list[tuple[str, str]]:
     worker, scheduler = (_mapping(settings.get(name)) for name in ("worker", "scheduler"))
     simulation = _mapping(sweep.context.get("simulation"))
     groups = _groups(settings.get("workers"), worker)
+    has_own_times = options.get("workload") in _RECORDED or options.get("concurrency") is not None
     is_scaled = _mapping(settings.get("autoscaler")).get("enabled") is True
     shown = (
         ("model", settings.get("model"), "model"),
@@ -122,11 +129,13 @@ def _facts(sweep: Sweep) -> list[tuple[str, str]]:
         ("workers at first" if is_scaled else "workers", groups or simulation.get("workers"), "workers"),
         ("policy", scheduler.get("policy"), "scheduler.policy"),
         ("workload", options.get("workload"), "workload"),
-        ("rate", options.get("rate"), "rate"),
+        ("rate", None if has_own_times else options.get("rate"), "rate"),
         ("adapters", options.get("adapters"), "adapters"),
         ("version", sweep.context.get("lorrery_version"), ""),
     )
     found += [(name, cut(str(value), 80)) for name, value, key in shown if value is not None and key not in keys]
+    if isinstance(given := sweep.context.get("command_line"), list) and given:
+        found.append(("given to all points", cut(shlex.join(map(str, given)), 4_000)))
     return found
 
 
@@ -169,7 +178,8 @@ def _facet(title: str, points: Sequence[Point], x: Axis, line_axis: Axis | None,
         if note not in notes:
             notes.append(note)
         values = values[:_MOST_LINES]
-    panels = [*_PANELS, *(panel for panel in _IF_ANY if any(point.figure(panel.figure) > 0 for point in points))]
+    panels = [panel for panel in _PANELS if any(math.isfinite(point.figure(panel.figure)) for point in points)]
+    panels += [panel for panel in _IF_ANY if any(point.figure(panel.figure) > 0 for point in points)]
     labels = () if x.is_numeric else tuple(map(_text, x.values))
     numeric = [float(value) for value in x.values] if x.is_numeric else []
     log = bool(numeric) and min(numeric) > 0 and max(numeric) / min(numeric) >= _LOG_RATIO
@@ -228,6 +238,7 @@ def _margin(panel: _Panel, point: Point) -> float:
 
 def _table(sweep: Sweep, notes: list[str]) -> Table:
     shown = [one for one in _SHOWN if any(math.isfinite(point.figure(one[1])) for point in sweep.points)]
+    shown += [one for one in _SHOWN_IF_ANY if any(point.figure(one[1]) > 0 for point in sweep.points)]
     all_ran = all(point.status == DONE for point in sweep.points)
     columns = [Column(axis.key, text=not axis.is_numeric) for axis in sweep.axes]
     columns += [] if all_ran else [Column("status", text=True)]
