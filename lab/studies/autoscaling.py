@@ -2,7 +2,7 @@
 
     python -m lab.studies.autoscaling [--out docs/figures] [--seconds 21600]
 
-Llama-3-8B on A10G, first come first served. Lengths are drawn from the shipped excerpt of Azure's 2023 conversation
+Llama-3-8B on A10G, first come first served. Lengths are drawn from the first minute of Azure's 2023 conversation
 trace. Its hour has no day in it, and Azure's traces of a week are not in this repository, so the rhythm is made:
 Poisson arrivals whose rate is a sine over the day with the peak at 3.3 times the valley (an assumption, about what
 DynamoLLM, arXiv:2408.00741, plots of Azure's conversations), and every hour a minute with twice the rate. The day is
@@ -23,6 +23,7 @@ import numpy as np
 import lorrery
 from lab.studies import figure
 from lorrery.loadgen.workload.traces import read_requests
+from lorrery.service.files.reading import open_text
 from lorrery.service.files.shipped import TRACES
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ def workload(seconds: float, seed: int = 1) -> lorrery.Requests:
     most = 2 * BURST_FACTOR * MEAN_RATE
     at = np.sort(rng.uniform(0, seconds, int(rng.poisson(most * seconds))))
     at = at[rng.uniform(0, most, len(at)) < rate_at(at, seconds)]
-    with TRACES["azure"].open(encoding="utf-8") as file:
-        lengths = [(one.prompt_tokens, one.output_tokens) for one in read_requests(file)]
+    with open_text(TRACES["azure"]) as file:
+        lengths = [(one.prompt_tokens, one.output_tokens) for one in read_requests(file, 190)]
     prompts, outputs = np.array(lengths)[rng.integers(len(lengths), size=len(at))].T
     return lorrery.Requests(at_seconds=at, prompt_tokens=prompts, output_tokens=outputs)
 

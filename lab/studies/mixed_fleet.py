@@ -3,7 +3,7 @@
     python -m lab.studies.mixed_fleet [--out docs/figures] [--seconds 120]
 
 Llama-3-8B with 200 adapters of rank 16 (power law, exponent 1) on one H100-SXM and two L40S under one scheduler; the
-policy is first come first served. Prompts and outputs are drawn from the shipped excerpt of Azure's 2023 conversation
+policy is first come first served. Prompts and outputs are drawn from the first minute of Azure's 2023 conversation
 trace, arrivals are Poisson; every rule gets the same requests. A request is good if its first token comes within 200 ms
 and its further ones every 40 ms on average. A GPU's use is the share of the time in which it runs a step.
 
@@ -23,6 +23,7 @@ from lab.studies import figure
 from lorrery.loadgen.workload.popularity import zipf_indices
 from lorrery.loadgen.workload.traces import read_requests
 from lorrery.scheduler.core.facts import Handler
+from lorrery.service.files.reading import open_text
 from lorrery.service.files.shipped import TRACES
 from lorrery.simulator.loop.worker import StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
@@ -77,8 +78,8 @@ def workload(rate: float, seconds: float, seed: int = 1) -> lorrery.Requests:
     """Draw the requests for a rate."""
     rng = np.random.default_rng(seed)
     count = max(int(rng.poisson(rate * seconds)), 1)
-    with TRACES["azure"].open(encoding="utf-8") as file:
-        lengths = [(one.prompt_tokens, one.output_tokens) for one in read_requests(file)]
+    with open_text(TRACES["azure"]) as file:
+        lengths = [(one.prompt_tokens, one.output_tokens) for one in read_requests(file, 190)]
     prompts, outputs = np.array(lengths)[rng.integers(len(lengths), size=count)].T
     adapters = zipf_indices(NUM_ADAPTERS, count, 1.0, rng)
     return lorrery.Requests(

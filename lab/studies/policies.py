@@ -25,6 +25,7 @@ from lorrery.scheduler.core.queues.pets import DeviceProfile
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
+from lorrery.service.files.reading import open_text
 from lorrery.simulator.loop.build import build_requests, build_workers
 from lorrery.simulator.loop.engine import Simulation
 from lorrery.simulator.loop.request import SimulatedRequest
@@ -153,9 +154,9 @@ def slora_setup(rate: float, num_workers: int = 1, *, alpha: float = 0.3) -> Set
 
 
 def azure_setup(speed_up: float) -> Setup:
-    """Return the committed excerpt of Azure's conversation trace, sped up, on one H100 with Llama-3-8B."""
-    with (TRACES / "azure_llm_2023_conv_excerpt.csv").open(encoding="utf-8") as file:
-        requests = read_requests(file)
+    """Return the first minute of Azure's conversation trace, sped up, on one H100 with Llama-3-8B."""
+    with open_text(TRACES / "azure_llm_2023_conv_excerpt.csv.gz") as file:
+        requests = read_requests(file, 190)
     return Setup("H100-SXM", "Llama-3-8B", 1, list(scale(requests, speed_up)), {})
 
 

@@ -95,7 +95,7 @@ def test_every_step_is_written_and_the_trace_can_be_read(tmp_path: Path) -> None
 
 
 def test_trace_with_a_file_is_the_workloads_as_in_load(tmp_path: Path) -> None:
-    trace = str(TRACES / "azure_llm_2023_conv_excerpt.csv")
+    trace = str(TRACES / "azure_llm_2023_conv_excerpt.csv.gz")
     output = run("--workload", "azure", "--trace", trace, "-n", "30", "--trace", "--out", str(tmp_path))
     assert "Azure Public Dataset" in output
     assert (tmp_path / "trace.json").exists()

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from lorrery.loadgen.command import app
 
 ROOT = pathlib.Path(__file__).parents[2]
-TRACE = "deploy/traces/azure_llm_2023_conv_excerpt.csv"
+TRACE = "deploy/traces/azure_llm_2023_conv_excerpt.csv.gz"
 
 
 async def start_command(*arguments):
@@ -38,7 +38,7 @@ async def run_command(*arguments):
 async def test_a_trace_plays_to_a_table_and_two_files(start_router, tmp_path):
     router = await start_router()
     code, out, err = await run_command(
-        "--target", router.target, "--workload", "azure", "--trace", TRACE, "--speed-up", "100",
+        "--target", router.target, "--workload", "azure", "--trace", TRACE, "--speed-up", "100", "-n", "190",
         "--adapters", "all", "--warmup", "2", "--out", str(tmp_path), "--metrics", "127.0.0.1:0",
     )  # fmt: skip
     assert (code, err) == (0, "")

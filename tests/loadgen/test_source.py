@@ -11,11 +11,12 @@ from lorrery.loadgen.option_texts import expand_adapters, parse_range
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.source import build_workload, registry_advice
 from lorrery.service.errors import FormatError, SettingsError
+from lorrery.service.files.reading import open_text
 from lorrery.service.settings.cluster import changed
 from lorrery.tokenizer.file import open_tokenizer
 
 TRACES = pathlib.Path(__file__).parents[2] / "deploy" / "traces"
-AZURE = TRACES / "azure_llm_2023_conv_excerpt.csv"
+AZURE = TRACES / "azure_llm_2023_conv_excerpt.csv.gz"
 KNOWN = ["a", "b", "c"]
 
 
@@ -86,12 +87,14 @@ def test_bursty_arrivals_fill_the_whole_duration():
 
 @pytest.mark.parametrize(
     ("workload", "name"),
-    [("azure", "azure_llm_2023_conv_excerpt.csv"), ("mooncake", "mooncake_conversation_excerpt.jsonl")],
+    [("azure", AZURE.name), ("mooncake", "mooncake_conversation_excerpt.jsonl")],
 )
 def test_a_trace_may_be_compressed_and_come_through_a_pipe(tmp_path, workload, name):
-    zipped = tmp_path / "trace"
-    zipped.write_bytes(gzip.compress((TRACES / name).read_bytes()))
-    plain = build(workload=workload, trace=TRACES / name)
+    plain_file, zipped = tmp_path / "plain", tmp_path / "trace"
+    with open_text(TRACES / name) as file:
+        plain_file.write_bytes(file.read().encode())
+    zipped.write_bytes(gzip.compress(plain_file.read_bytes()))
+    plain = build(workload=workload, trace=plain_file)
     assert build(workload=workload, trace=zipped).requests == plain.requests
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -103,7 +106,7 @@ def test_a_trace_may_be_compressed_and_come_through_a_pipe(tmp_path, workload, n
 
 @pytest.mark.parametrize("workload", ["azure", "sharegpt"])
 def test_a_compressed_trace_that_is_cut_or_damaged_is_told_so(tmp_path, workload):
-    whole = gzip.compress(AZURE.read_bytes())
+    whole = gzip.compress(gzip.decompress(AZURE.read_bytes())[:7_000])
     for number, content in enumerate((whole[:-100], whole[:100] + b"xxxxxxxx" + whole[108:], b"\x1f\x8b")):
         path = tmp_path / f"{number}.gz"
         path.write_bytes(content)
@@ -242,7 +245,7 @@ def test_an_empty_workload_is_an_error():
         build(num_requests=10**8)
 
 
-@pytest.mark.parametrize(("workload", "count"), [("azure", 190), ("mooncake", 200)])
+@pytest.mark.parametrize(("workload", "count"), [("azure", 2000), ("mooncake", 200)])
 def test_a_trace_workload_without_a_trace_plays_the_shipped_excerpt_and_says_so(workload, count):
     built = build(workload=workload)
     assert len(built.requests) == count
@@ -341,20 +344,20 @@ def test_closed_loop_of_an_engines_benchmark():
     assert LoadOptions(**options, duration=9.0).most_requests is None
 
 
-@pytest.mark.parametrize("asked", [{"num_requests": 400}, {"requests_per_client": 50}])
+@pytest.mark.parametrize("asked", [{"num_requests": 2400}, {"requests_per_client": 300}])
 def test_a_closed_loop_repeats_a_trace_that_has_fewer_requests_than_asked_for(asked):
     once, built = build(workload="azure"), build(workload="azure", concurrency=8, **asked)
-    assert len(once.requests) == 190
-    assert [request.index for request in built.requests] == list(range(400))
+    assert len(once.requests) == 2000
+    assert [request.index for request in built.requests] == list(range(2400))
     lengths = [request.prompt_tokens for request in built.requests]
-    assert lengths[190:] == [*lengths[:190], *lengths[:20]]
-    assert "190 requests, which are repeated for 400" in built.notes
+    assert lengths[2000:] == lengths[:400]
+    assert "2,000 requests, which are repeated for 2,400" in built.notes
 
 
 def test_a_trace_that_has_fewer_requests_than_asked_for_says_so():
-    built = build(workload="azure", num_requests=400)
-    assert len(built.requests) == 190
-    assert "190 requests, not 400: there are no more" in built.notes
+    built = build(workload="azure", num_requests=2400)
+    assert len(built.requests) == 2000
+    assert "2,000 requests, not 2,400: there are no more" in built.notes
 
 
 def test_lengths_are_fixed_without_a_ratio():

@@ -45,9 +45,13 @@ def demo(
         ),
     ] = TRACES["azure"],
     duration: Annotated[
-        float | None,
-        typer.Option(min=0.0, metavar="SECONDS", help="How much of the trace to play, device seconds; default: all."),
-    ] = None,
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="How much of the trace to play, device seconds; 59: its first 190 requests.",
+        ),
+    ] = 59.0,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for results and logs; default: out/demo-TIME.")
     ] = None,
@@ -80,9 +84,9 @@ def demo(
         str(config),
         "--out",
         str(folder),
+        "--duration",
+        f"{duration:g}",
     ]
-    if duration is not None:
-        load += ["--duration", f"{duration:g}"]
     raise typer.Exit(asyncio.run(_demo(config, overrides or [], workers, load, folder)))
 
 

@@ -8,6 +8,7 @@ import pytest
 from lorrery.loadgen.workload.recorded import spread
 from lorrery.loadgen.workload.request import TraceError
 from lorrery.loadgen.workload.traces import read_requests
+from lorrery.service.files.reading import open_text
 
 TRACES = pathlib.Path(__file__).parents[3] / "deploy" / "traces"
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -18,7 +19,7 @@ def read(lines, limit=None):
 
 
 def read_lines(name):
-    with (TRACES / name).open(encoding="utf-8", newline="") as file:
+    with open_text(TRACES / name) as file:
         return file.readlines()
 
 
@@ -107,13 +108,12 @@ def test_an_azure_trace_without_a_row_is_refused():
 
 
 def test_the_committed_azure_excerpt_fits_the_demo_cluster():
-    lines = read_lines("azure_llm_2023_conv_excerpt.csv")
+    lines = read_lines("azure_llm_2023_conv_excerpt.csv.gz")
     assert lines[0] == HEADER
-    assert not lines[-1].endswith("\n")
     workload = read(lines)
-    assert len(workload) == 190
+    assert len(workload) == 2000
     assert workload[0].at_seconds == 0
-    assert 55 < workload[-1].at_seconds < 60
+    assert 420 < workload[-1].at_seconds < 430
     assert max(request.prompt_tokens for request in workload) <= 8192
 
 

@@ -13,7 +13,7 @@ DEFAULT_SETTINGS = _DATA / "cluster.toml"
 """The cluster that commands describe, start or simulate by default."""
 
 TRACES = {
-    "azure": _DATA / "traces" / "azure_llm_2023_conv_excerpt.csv",
+    "azure": _DATA / "traces" / "azure_llm_2023_conv_excerpt.csv.gz",
     "mooncake": _DATA / "traces" / "mooncake_conversation_excerpt.jsonl",
 }
 """Trace excerpts by the name of the workload that plays them; README.md beside them has sources and licences."""
