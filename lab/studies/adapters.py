@@ -231,7 +231,7 @@ def draw_policies(points: Sequence[Point]) -> "Figure":
             one.plot(x, y, color=look.colour, marker=look.marker, label=policy.legend)
             one.set_xticks(x, [_short(point.num_adapters) for point in line])
     for one in axes:
-        one.set_xlabel("number of adapters (S2)")
+        one.set_xlabel("number of adapters")
     axes[0].set_title("Throughput")
     axes[0].set_ylabel("throughput (requests/s)")
     axes[0].set_ylim(0, 2.05)
@@ -245,14 +245,17 @@ def draw_policies(points: Sequence[Point]) -> "Figure":
 
 SOURCE = """\
 One A10G, Llama-2-7B, pool of 14,500 tokens, {duration:g} s of S-LoRA's generator; prompts and outputs of 8 to 511 \
-tokens. S1: adapters of rank 8; S2: ranks 64, 32, 16, 8 in turn. """
+tokens. """
 
 
 def captions(points: Sequence[Point], duration: float) -> tuple[str, str]:
     """Return the two figures' captions."""
     source = SOURCE.format(duration=duration)
     errors = [abs(p.throughput / p.measured_throughput - 1) for p in points if np.isfinite(p.measured_throughput)]
-    first = f"{source}Policy req_queue, strict; engine {ENGINE}, fitted to these and other runs. "
+    first = (
+        f"{source}S1: adapters of rank 8; S2: of ranks 64, 32, 16, 8 in turn. Policy req_queue, strict; engine"
+        f" {ENGINE}, fitted to these and other runs. "
+    )
     if errors:
         first += (
             "Hollow marks: measured, from the S-LoRA repository (c1ddf48); of the skew those that its authors call"
@@ -260,9 +263,9 @@ def captions(points: Sequence[Point], duration: float) -> tuple[str, str]:
             f" {100 * float(np.median(errors)):.1f} % in the median and {100 * max(errors):.1f} % at most."
         )
     second = (
-        f"{source}{SATURATED_RATE} requests/s, more than one A10G serves. All simulated. The two fcfs lines have vLLM's"
-        " batching and memory (chunks of 2,048 tokens, paged), but vLLM itself lets others pass a request whose adapter"
-        " has no place."
+        f"{source}Adapters of ranks 64, 32, 16, 8 in turn. {SATURATED_RATE} requests/s, more than one A10G serves. All"
+        " simulated. The two fcfs lines have vLLM's batching and memory (chunks of 2,048 tokens, paged), but vLLM"
+        " itself lets others pass a request whose adapter has no place."
     )
     return first, second
 

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "BLACK", "BLUE", "DEFAULT_FOLDER", "GREEN", "GREY", "PALE", "SKY", "VERMILLION",
+    "BEHIND_BARS", "BLACK", "BLUE", "DEFAULT_FOLDER", "GREEN", "GREY", "PALE", "SKY", "VERMILLION",
     "Bars", "bars", "canvas", "legend_above", "parser", "published", "save", "series", "write_table",
 ]  # fmt: skip
+BEHIND_BARS = 0.9
+"""`zorder` of the values beside bars, and of lines that do not cross them if drawn before."""
 DEFAULT_FOLDER = Path("docs/figures")
 
 
@@ -86,7 +88,10 @@ def bars(axes: "Axes", names: Sequence[str], groups: Sequence[Bars], form: str) 
         axes.barh(middle, group.values, thickness * 0.94, color=group.colour, label=group.legend)
         for place, value in zip(middle, group.values, strict=True):
             text = format(value, form)
-            axes.annotate(text, (value, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
+            axes.annotate(
+                text, (value, place), xytext=(5, 0), textcoords="offset points", va="center_baseline", fontsize=8,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5}, zorder=BEHIND_BARS,
+            )  # fmt: skip
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")

@@ -180,8 +180,8 @@ def draw(rows: Sequence[Row]) -> "Figure":
             )
             for load, colour in zip(LOADS, colours, strict=True)
         ]
+        one.axvline(aim, color=figure.BLACK, linestyle=":", label="as promised", zorder=figure.BEHIND_BARS)
         figure.bars(one, names, groups, form)
-        one.axvline(aim, color=figure.BLACK, linestyle=":", label="as promised")
         one.set_title(title)
         one.set_xlabel(label)
         one.set_ylabel("")

@@ -257,6 +257,8 @@ PLOT_OPTION = "--plot"
 _COLUMNS = 3
 _MOST_MARKS = 600
 """Per GPU in one panel; evenly chosen if there are more."""
+_LAYERS = 20
+"""Into which each GPU's marks are divided."""
 _OFF = 1.2
 
 
@@ -306,15 +308,15 @@ def _draw_panel(axes: "Axes", title: str, by_gpu: dict[str, list[tuple[float, fl
     axes.plot(ends, ends, color=plots.BLACK, linewidth=0.9)
     for factor in (_OFF, 1 / _OFF):
         axes.plot(ends, ends * factor, color=plots.GREY, linewidth=0.7, linestyle="--")
-    for index, gpu in enumerate(gpus):
-        if gpu in by_gpu:
-            pairs = by_gpu[gpu]
-            shown = np.array(pairs[:: -(-len(pairs) // _MOST_MARKS)])
-            look = plots.series(index)
-            axes.plot(
-                shown[:, 0], shown[:, 1], linestyle="", marker=look.marker, markersize=2.4, markeredgewidth=0,
-                alpha=0.6, color=look.colour,
-            )  # fmt: skip
+    marks = {gpu: np.array(pairs[:: -(-len(pairs) // _MOST_MARKS)]) for gpu, pairs in by_gpu.items()}
+    for layer in range(_LAYERS):  # in turn, so that no GPU covers the others
+        for index, gpu in enumerate(gpus):
+            if gpu in marks:
+                shown, look = marks[gpu][layer::_LAYERS], plots.series(index)
+                axes.plot(
+                    shown[:, 0], shown[:, 1], linestyle="", marker=look.marker, markersize=2.4, markeredgewidth=0,
+                    alpha=0.6, color=look.colour,
+                )  # fmt: skip
     errors = np.array([predicted / measured - 1 for measured, predicted in points])
     axes.set_title(f"{title}\nMAPE {np.mean(np.abs(errors)):.0%} of {len(points):,}", fontsize=8.5)
     axes.set_xscale("log")

@@ -111,7 +111,9 @@ def _draw_panel(axes: "Axes", title: str, by_figure: Points) -> None:
     between = (1.0, 3.0) if ends[1] / ends[0] < _WIDE else (1.0,)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=between))
-        axis.set_major_formatter(FuncFormatter(lambda value, _place: f"{value:,.0f}"))
+        axis.set_major_formatter(
+            FuncFormatter(lambda value, _place: f"{value:,.0f}" if value < 1e4 else f"{value / 1e3:g}k")
+        )
         axis.set_minor_formatter(NullFormatter())
 
 

@@ -130,7 +130,7 @@ def phases(requests: Requests, *, to_first_token: bool) -> list[Phase]:
     p45, p55, p90, p99 = quantiles(times, 0.45, 0.55, 0.9, 0.99)
     chosen = {
         "all requests": np.ones(len(times), np.bool_),
-        "the median ones (p45 to p55)": (times >= p45) & (times <= p55),
+        "the median 10 %": (times >= p45) & (times <= p55),
         "the slowest 10 %": times >= p90,
         "the slowest 1 %": times >= p99,
     }
