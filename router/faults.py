@@ -51,6 +51,24 @@ class Injector:
         return [pair for rules in every for pair in zip(rules.faults, rules.num_met, strict=True)]
 
     @property
+    def active(self) -> list[tuple[Fault, int]]:
+        """Those of `rules` that are on: now, and that have not applied to all the requests they are for."""
+        return [
+            (fault, num_met)
+            for rules, at_ps in self._timed()
+            for fault, num_met in zip(rules.faults, rules.num_met, strict=True)
+            if fault.goes_on_at(at_ps) and (fault.first is None or num_met < fault.first)
+        ]
+
+    def _timed(self) -> list[tuple[FaultRules, int]]:
+        """Return the rules, each set with the present time since its origin."""
+        now = time.monotonic()
+        return [
+            (rules, round((now - since) / self._time_scale * PS_PER_SECOND))
+            for rules, since in ((self._lasting, self._begun), *self._operators)
+        ]
+
+    @property
     def operators(self) -> list[Fault]:
         """Faults set by operators."""
         return [fault for rules, _ in self._operators for fault in rules.faults]
@@ -81,12 +99,10 @@ class Injector:
                 field=METADATA_KEY,
             )
         chosen = read_rules(asked, METADATA_KEY, REQUEST_KINDS)
-        now = time.monotonic()
-        for rules, since in ((self._lasting, self._begun), *self._operators):
+        for rules, at_ps in self._timed():
             if any(fault.kind == REFUSE for fault in chosen):
                 break  # a refused request gets no other fault, and no other rule counts it
             if rules.faults:
-                at_ps = round((now - since) / self._time_scale * PS_PER_SECOND)
                 chosen += rules.choose(request.tenant_id, request.adapter_id, at_ps)
         return together(chosen)
 

@@ -327,7 +327,9 @@ class Handler:
             InvalidRequest: the rate is out of range.
         """
         check_operator(caller, "watch the cluster")
-        return ClusterWatch(lambda: self._placement.shards, checked_hz(hz))
+        return ClusterWatch(
+            lambda: self._placement.shards, checked_hz(hz), lambda: self._injector.active, self._metrics.objectives
+        )
 
     def check_still_valid(self, caller: ApiKey) -> None:
         """Check that the caller's key is still valid.

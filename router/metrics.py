@@ -12,6 +12,7 @@ from lorrery.service.faults.kinds import REQUEST_KINDS
 from lorrery.service.settings.sections import MetricsSettings
 from lorrery.service.telemetry.series import Exporter, Histogram, Sample, Series, table
 from lorrery.service.telemetry.top_names import TopNames
+from lorrery.view.objectives import LAG_SECONDS, MISSED_OUTCOMES, TPOT_SECONDS, TTFT_SECONDS
 
 OUTCOMES = (
     "ok",
@@ -293,6 +294,16 @@ class RouterMetrics:
         self._shown.read(output_tokens, lambda: [((label,), one.output_tokens) for label, one in top.shown()])
         self._shown.read(ttft, lambda: [((label,), one.ttft) for label, one in top.shown()])
 
+    def objectives(self) -> list[tuple[str, int, int]]:
+        """Return, of each objective, its name, what counts towards it so far, and what has missed it."""
+        missed = round(sum(self._requests.labels(outcome).value for outcome in MISSED_OUTCOMES))
+        return [
+            ("served", round(self._requests.labels("ok").value) + missed, missed),
+            ("ttft", *_above(self.ttft, TTFT, TTFT_SECONDS)),
+            ("tpot", *_above(self.tpot, TPOT, TPOT_SECONDS)),
+            ("lag", *_above(self.lag, LAG, LAG_SECONDS)),
+        ]
+
     def watch(
         self,
         *,
@@ -355,3 +366,9 @@ class RouterMetrics:
                 self.engine.gaps(self._gap_seconds, self._gap_tokens * self._num_gaps)
             self.tokens_per_message.observe_many(self._gap_tokens, self._num_gaps)
             self._num_gaps = 0
+
+
+def _above(histogram: Histogram, series: Series, limit: float) -> tuple[int, int]:
+    """Return how many values a histogram has, and how many above a limit, which is one of its buckets' bounds."""
+    counts, _ = histogram.read()
+    return counts[-1], counts[-1] - counts[series.buckets.index(limit)]

@@ -22,8 +22,9 @@ import grpc.aio
 
 from lorrery.router.shard import Shard
 from lorrery.service.errors import NoKvEvents, Overloaded, Reason
+from lorrery.service.faults.kinds import Fault
 from lorrery.service.network.channel import failing_when_closed
-from lorrery.v1 import router_pb2
+from lorrery.v1 import frame_pb2, router_pb2
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
 
@@ -285,10 +286,19 @@ class ClusterWatch:
     Args:
         shards: returns the current schedulers.
         hz: upper bound on frames per second.
+        active_faults: returns the faults of requests that are on here, with how often each has applied.
+        objectives: returns the router's counts of each objective, see `RouterMetrics.objectives`.
     """
 
-    def __init__(self, shards: Callable[[], Iterable[Shard]], hz: float) -> None:
+    def __init__(
+        self,
+        shards: Callable[[], Iterable[Shard]],
+        hz: float,
+        active_faults: Callable[[], Iterable[tuple[Fault, int]]],
+        objectives: Callable[[], Iterable[tuple[str, int, int]]],
+    ) -> None:
         self._shards, self._hz = shards, hz
+        self._active_faults, self._objectives = active_faults, objectives
         self._seconds = 1 / hz
         self._news = asyncio.Event()
         self._watches: dict[Shard, _ShardWatch] = {}
@@ -326,7 +336,16 @@ class ClusterWatch:
                 async with asyncio.timeout(rest):
                     await self._news.wait()
         self._due = time.monotonic() + LATE * self._seconds
-        return router_pb2.WatchClusterResponse(shards=[watch.take() for watch in self._watches.values()])
+        return router_pb2.WatchClusterResponse(
+            shards=[watch.take() for watch in self._watches.values()],
+            faults=[
+                frame_pb2.ActiveFault(rule=fault.text, num_met=num_met) for fault, num_met in self._active_faults()
+            ],
+            objectives=[
+                router_pb2.ObjectiveCount(name=name, num_counted=num_counted, num_missed=num_missed)
+                for name, num_counted, num_missed in self._objectives()
+            ],
+        )
 
     def _is_complete(self) -> bool:
         connected = [watch for watch in self._watches.values() if watch.connected]

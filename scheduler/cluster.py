@@ -81,8 +81,8 @@ class Cluster:
         lives: dict[int, LiveRequest] = {}
         self.metrics = SchedulerMetrics(registry, lives, settings.metrics)
         self.metrics.adapters.foresee(self.core.adapters)
-        self.feed = Feed(self.core, facts, self.workers, self.clock)
         self.faults = ClusterFaults(settings, self.clock, self.metrics.faults, self.workers, self._lose)
+        self.feed = Feed(self.core, facts, self.workers, self.clock, self.faults.active)
         self.journal = None if path is None else Journal(path, settings, lives)
         own = settings.scheduler
         self.kv_events = KvEvents(own.prefix_cache.kind, 8 * own.max_pending_router_tokens)

@@ -27,7 +27,7 @@ from lorrery.service.faults.kinds import (
     parse_fault,
     read_rules,
 )
-from lorrery.service.faults.rules import LoadRules, RuleBook
+from lorrery.service.faults.rules import LoadRules, RuleBook, RuleSet
 from lorrery.service.names import quoted
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.log import get_logger
@@ -78,9 +78,17 @@ class ClusterFaults:
     @property
     def rules(self) -> list[tuple[Fault, int]]:
         """Active faults of workers and loads, the settings' first, each with the number of times it has happened."""
-        sets = [*([] if self.book.planned is None else [self.book.planned]), *self.book.current]
-        faults = [fault for one in sets for fault in one.faults if fault.kind in WORKER_KINDS | LOAD_KINDS]
+        faults = [fault for one in self._sets for fault in one.faults if fault.kind in WORKER_KINDS | LOAD_KINDS]
         return [(fault, self._num_met[fault]) for fault in faults]
+
+    @property
+    def _sets(self) -> list[RuleSet]:
+        return [*([] if self.book.planned is None else [self.book.planned]), *self.book.current]
+
+    def active(self, at_ps: int) -> list[tuple[Fault, int]]:
+        """Return those of `rules` that are on at a time."""
+        timed = {fault: at_ps - one.from_ps for one in self._sets for fault in one.faults}
+        return [(fault, num_met) for fault, num_met in self.rules if fault.goes_on_at(timed[fault])]
 
     def waits_for_worker(self, fault: Fault) -> bool:
         """Return whether a fault of a worker has never happened, and no worker of that name is attached."""

@@ -1,8 +1,8 @@
-"""The frames of a scheduler as wire messages, its watchers, and the history that is kept while there is one."""
+"""The frames of a scheduler as wire messages, its watchers, and the history that frames are made from."""
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from lorrery.scheduler.core.cluster import ClusterCore
@@ -11,6 +11,7 @@ from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.subscribers.frames import BASE_MODEL, CoreFrame, Watcher, WorkerSnapshot
 from lorrery.scheduler.subscribers.history import History
 from lorrery.service.clocks import DeviceClock
+from lorrery.service.faults.kinds import Fault
 from lorrery.v1 import frame_pb2 as pb
 from lorrery.v1 import scheduler_pb2
 from lorrery.view.frame import checked_hz
@@ -47,9 +48,26 @@ class WorkerRuns(Protocol):
         """Time in steps since it attached."""
         ...
 
+    @property
+    def late_ps(self) -> int:
+        """Time that it stood idle although it had a plan, since it attached."""
+        ...
 
-def write_frame(frame: CoreFrame, workers: Mapping[str, WorkerRuns], time_scale: float) -> FrameMessage:
-    """Return the message of a frame; `workers`: those of its snapshot, by name."""
+
+def write_frame(
+    frame: CoreFrame,
+    workers: Mapping[str, WorkerRuns],
+    time_scale: float,
+    faults: Iterable[tuple[Fault, int]] = (),
+) -> FrameMessage:
+    """Return the message of a frame.
+
+    Args:
+        frame: of the core.
+        workers: those of its snapshot, by name.
+        time_scale: wall seconds per device second.
+        faults: that are on, with how often each has happened.
+    """
     now = frame.now
     position = {worker.name: number for number, worker in enumerate(now.workers, start=1)}
     message = pb.Frame(
@@ -119,6 +137,17 @@ def write_frame(frame: CoreFrame, workers: Mapping[str, WorkerRuns], time_scale:
         num_more_ended=frame.num_more_ended,
         events=[pb.FrameEvent(at_ps=event.at_ps, kind=event.kind, text=event.text) for event in frame.events],
         num_more_events=frame.num_more_events,
+        missing=[
+            pb.MissingWorker(
+                worker_id=one.name,
+                gpu=one.origin.gpu,
+                tensor_parallel=one.origin.tensor_parallel,
+                pool_tokens=one.pool_tokens,
+                lost_ps=one.lost_ps,
+            )
+            for one in frame.missing
+        ],
+        faults=[pb.ActiveFault(rule=fault.text, num_met=num_met) for fault, num_met in faults],
     )
     return FrameMessage(frame=message, time_scale=time_scale)
 
@@ -151,6 +180,7 @@ def _worker(worker: WorkerSnapshot, runs: WorkerRuns, num_preempted: int) -> pb.
         num_tokens=runs.num_tokens,
         busy_ps=runs.busy_ps,
         num_preempted=num_preempted,
+        late_ps=runs.late_ps,
     )
 
 
@@ -164,18 +194,26 @@ class Feed:
 
     Args:
         core: of the scheduler.
-        facts: of the scheduler.
+        facts: of the scheduler, before any is published.
         workers: attached, by name.
         clock: device clock.
+        active_faults: returns the faults that are on at a time, with how often each has happened.
     """
 
-    def __init__(self, core: ClusterCore, facts: Facts, workers: Mapping[str, WorkerRuns], clock: DeviceClock) -> None:
-        self._history: History | None = None
+    def __init__(
+        self,
+        core: ClusterCore,
+        facts: Facts,
+        workers: Mapping[str, WorkerRuns],
+        clock: DeviceClock,
+        active_faults: Callable[[int], Sequence[tuple[Fault, int]]],
+    ) -> None:
+        self._history = History()
         self._core = core
-        self._facts = facts
         self._workers = workers
         self._clock = clock
-        self._num_watchers = 0
+        self._active_faults = active_faults
+        facts.subscribe(self._history)
 
     async def frames(self, hz: float) -> AsyncGenerator[FrameMessage]:
         """Yield frames at `hz` per second; none is made before the previous one is taken.
@@ -184,27 +222,11 @@ class Feed:
             InvalidRequest: `hz` is too low or too high.
         """
         seconds = 1 / checked_hz(hz)
-        history = self._begin()
-        try:
-            watcher = Watcher(history, known=self._core.adapters)
-            due = time.monotonic()
-            while True:
-                frame = watcher.frame(self._core, self._clock.now_ps())
-                yield write_frame(frame, self._workers, self._clock.time_scale)
-                due = max(due + seconds, time.monotonic())
-                await asyncio.sleep(due - time.monotonic())
-        finally:
-            self._end()
-
-    def _begin(self) -> History:
-        self._num_watchers += 1
-        if self._history is None:
-            self._history = History()
-            self._facts.subscribe(self._history)
-        return self._history
-
-    def _end(self) -> None:
-        self._num_watchers -= 1
-        if not self._num_watchers and self._history is not None:
-            self._facts.unsubscribe(self._history)
-            self._history = None
+        watcher = Watcher(self._history, known=self._core.adapters)
+        due = time.monotonic()
+        while True:
+            now_ps = self._clock.now_ps()
+            frame = watcher.frame(self._core, now_ps)
+            yield write_frame(frame, self._workers, self._clock.time_scale, self._active_faults(now_ps))
+            due = max(due + seconds, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())

@@ -143,6 +143,7 @@ class Dispatcher:
         outbox: messages to the worker.
         num_tokens: output tokens since it attached.
         busy_ps: time in steps since then.
+        late_ps: time since then that it stood idle although it had a plan.
         boundary_ps: the end of its last step.
     """
 
@@ -177,7 +178,7 @@ class Dispatcher:
         self._given_up = asyncio.Event()
         self._loads: dict[str, list[asyncio.Future[bool]]] = {}  # on request, by adapter key
         self._adapter_log = member.replica.adapters.log = AdapterLog()
-        self.num_tokens = self.busy_ps = self._last_step_ps = 0
+        self.num_tokens = self.busy_ps = self.late_ps = self._last_step_ps = 0
         self._told_faults = ToldFaults(self.worker_id, cluster.clock, cluster.faults)
         self._fan_outs = FanOuts(cluster.requests.lives)
 
@@ -384,6 +385,7 @@ class Dispatcher:
         running.steps_left -= 1
         self.num_tokens += num_tokens
         self.busy_ps += step_ps
+        self.late_ps += gap_ps
         self._last_step_ps = step_ps
         self.boundary_ps = ran.end_ps
         self._inputs.stepped(ran.end_ps)

@@ -14,7 +14,16 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.scheduler.subscribers.history import MAX_NAMES, OTHERS, Ended, Happened, History, TenantCounts, Totals
+from lorrery.scheduler.subscribers.history import (
+    MAX_NAMES,
+    OTHERS,
+    Ended,
+    Happened,
+    History,
+    Missing,
+    TenantCounts,
+    Totals,
+)
 from lorrery.vocabulary.adapters import AdapterFigures
 
 BASE_MODEL = -1
@@ -295,6 +304,7 @@ class CoreFrame:
     Attributes:
         adapters_new: names that are new to the watcher, in order of their numbers.
         preempted: preemptions by worker.
+        missing: see `History`.
         num_more_ended: ended requests that are not listed.
         num_more_events: events that are not listed.
     """
@@ -306,6 +316,7 @@ class CoreFrame:
     adapters: list[AdapterRow]
     totals: Totals
     preempted: dict[str, int]
+    missing: list[Missing]
     ended: list[EndedRow]
     num_more_ended: int
     events: list[Happened]
@@ -349,6 +360,7 @@ class Watcher:
             adapters,
             totals,
             history.preempted,
+            list(history.missing.values()),
             rows,
             num_more_ended,
             events,

@@ -1,13 +1,13 @@
-"""Counts, recent ends and recent events of a scheduler since a reader began to watch.
+"""Counts, recent ends and recent events of a scheduler, and the workers that are missing.
 
-A subscriber of the facts, for as long as there is a reader. Memory is bounded: only the latest ends and events are
-kept, and at most `MAX_NAMES` names; later ones count together.
+A subscriber of the facts. Memory is bounded: only the latest ends, events and losses are kept, and at most `MAX_NAMES`
+names; later ones count together.
 """
 
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lorrery.scheduler.core.adapters.loads import AdapterLog
 from lorrery.scheduler.core.cluster_facts import Arrived, GaveBack, Joined, Placed, Refused, Withdrawn
@@ -108,6 +108,8 @@ MAX_ENDED = 200
 """Number of ends kept."""
 MAX_EVENTS = 50
 """Number of frequent events kept, and of rare ones."""
+MAX_MISSING = 100
+"""Number of missing workers kept."""
 _T = TypeVar("_T")
 
 _FREQUENT = frozenset(("load", "evict", "preempt", "refused", "moved"))
@@ -137,6 +139,21 @@ class Happened:
     at_ps: int
     kind: str
     text: str
+
+
+@dataclass(slots=True)
+class Missing:
+    """A worker that was lost without draining.
+
+    Attributes:
+        pool_tokens: size of its KV pool.
+        origin: the driver's record of it, see `Joined`.
+    """
+
+    name: str
+    pool_tokens: int
+    lost_ps: int
+    origin: Any
 
 
 @dataclass(slots=True)
@@ -185,6 +202,8 @@ class History:
 
     Attributes:
         preempted: number of preemptions by worker name.
+        missing: by name, the lost workers that are neither back nor replaced, that is, no worker of that name has
+            joined since, nor another with a KV pool of that size.
     """
 
     def __init__(self) -> None:
@@ -192,6 +211,8 @@ class History:
         self.adapters = AdapterTally()
         self.tenants: dict[str, TenantCounts] = {}
         self.preempted: dict[str, int] = {}
+        self.missing: dict[str, Missing] = {}
+        self._origins: dict[str, Any] = {}
         self._ended: deque[Ended] = deque(maxlen=MAX_ENDED)
         self._frequent: deque[Happened] = deque(maxlen=MAX_EVENTS)
         self._rare: deque[Happened] = deque(maxlen=MAX_EVENTS)
@@ -318,16 +339,24 @@ class History:
     # --- workers ----------------------------------------------------------------------------------------------------
 
     def _joined(self, fact: Joined, at_ps: int, member: Member | None) -> None:
-        self.preempted.pop(fact.member.name, None)
-        self._happened(at_ps, "worker_joined", fact.member.name)
+        name, pool_tokens = fact.member.name, fact.member.pool_tokens
+        self.preempted.pop(name, None)
+        self._origins[name] = fact.origin
+        replaced = (one.name for one in self.missing.values() if one.pool_tokens == pool_tokens)
+        self.missing.pop(name if name in self.missing else next(replaced, ""), None)
+        self._happened(at_ps, "worker_joined", name)
 
     def _gave_back(self, fact: GaveBack, at_ps: int, member: Member | None) -> None:
         name = fact.member.name
         if not fact.lost:
             self._happened(at_ps, "worker_draining", name)
             return
+        origin = self._origins.pop(name, None)
         if not fact.member.draining:
             self.totals.workers_lost += 1
+            self.missing[name] = Missing(name, fact.member.pool_tokens, at_ps, origin)
+            if len(self.missing) > MAX_MISSING:
+                del self.missing[next(iter(self.missing))]
         how = "left" if fact.member.draining else "lost"
         self._happened(at_ps, "worker_lost", f"{name} {how}, {len(fact.sequences)} requests queued again")
 
@@ -376,8 +405,8 @@ class History:
             self._rare.append(Happened(number, at_ps, kind, text))
 
     def begin(self) -> Seen:
-        """Return the position of a new reader: everything so far counts as read."""
-        return Seen(self._num_ended, self._num_frequent, self._num_rare)
+        """Return the position of a new reader: all but the kept events counts as read."""
+        return Seen(self._num_ended, self._num_frequent - len(self._frequent), self._num_rare - len(self._rare))
 
     def take_ended(self, seen: Seen) -> tuple[list[Ended], int]:
         """Return the latest requests that have ended since a reader's last call, and how many more there were."""

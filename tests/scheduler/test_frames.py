@@ -60,10 +60,6 @@ class Watch:
         raise AssertionError("not seen within 1200 frames")
 
 
-def history(harness: Harness):
-    return harness.service._cluster.feed._history
-
-
 async def test_a_request_is_seen_from_its_arrival_to_its_end(scheduler: Harness) -> None:
     watch = Watch(scheduler)
     empty = await watch.next()
@@ -203,18 +199,43 @@ async def test_requests_that_wait_for_a_slot_of_their_key_wait(scheduler: Harnes
     assert [scheduler.value(name) for name in gauges] == [2, 0, 1, 3]
 
 
-async def test_nothing_is_kept_while_nobody_watches(scheduler: Harness) -> None:
+async def test_a_watch_that_begins_later_has_the_counts_and_the_recent_events(scheduler: Harness) -> None:
     worker, router = await scheduler.attach(), await scheduler.route()
-    assert history(scheduler) is None
-    one, other = Watch(scheduler), Watch(scheduler)
-    await one.next()
-    await other.next()
-    one.call.cancel()
     await router.submit(1, max_new=1, adapter="a")
     await worker.step(await worker.plan())
-    assert (await other.until(lambda frame: frame.totals.finished == 1)).totals.loads == 1
-    other.call.cancel()
-    await wait_until(lambda: history(scheduler) is None)
+    await Watch(scheduler).until(lambda frame: frame.totals.finished == 1)
+    watch = Watch(scheduler)
+    frame = await watch.next()
+    assert (frame.totals.finished, frame.totals.loads, list(frame.ended)) == (1, 1, [])
+    assert [kind for kind, _ in watch.events] == ["worker_joined", "load"]
+
+
+async def test_a_lost_worker_is_missing_until_one_of_its_name_or_of_its_pool_attaches(scheduler: Harness) -> None:
+    for back in ("w", "other"):
+        worker = await scheduler.attach()
+        watch = Watch(scheduler)
+        assert not (await watch.until(lambda frame: len(frame.workers) == 1)).missing
+        worker.call.cancel()
+        (missing,) = (await watch.until(lambda frame: not frame.workers)).missing
+        assert (missing.worker_id, missing.gpu, missing.pool_tokens) == ("w", "test", 6000)
+        assert missing.lost_ps > 0
+        assert [one.worker_id for one in (await Watch(scheduler).next()).missing] == ["w"]
+        replacing = await scheduler.attach(back)
+        assert not (await watch.until(lambda frame: len(frame.workers) == 1)).missing
+        await replacing.call.write(pb.AttachRequest(draining=pb.WorkerDraining()))
+        await watch.until(lambda frame: frame.workers[0].draining)
+        replacing.call.cancel()
+        assert not (await watch.until(lambda frame: not frame.workers)).missing
+
+
+async def test_faults_that_are_on_are_in_the_frames(scheduler: Harness) -> None:
+    watch = Watch(scheduler)
+    rules = ["slow_worker,worker=w,factor=4", "slow_adapter_load,at=1000,factor=2"]
+    await scheduler.stub.SetClusterFaults(pb.SetClusterFaultsRequest(rules=rules))
+    frame = await watch.until(lambda frame: bool(frame.faults))
+    assert [(fault.rule, fault.num_met) for fault in frame.faults] == [(rules[0], 0)]
+    await scheduler.stub.SetClusterFaults(pb.SetClusterFaultsRequest())
+    await watch.until(lambda frame: not frame.faults)
 
 
 async def test_who_waits_who_is_refused_and_who_is_lost_is_seen(scheduler: Harness) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import lorrery
@@ -102,6 +103,22 @@ def _is_sane(frame: Frame, num_names: int) -> bool:
     assert all(0 <= worker.kv <= worker.pool for worker in frame.workers)
     assert all((worker.kind == "idle") == (worker.step == 0) or worker.tokens == 0 for worker in frame.workers)
     return True
+
+
+def test_faults_missing_workers_and_objectives_are_those_of_the_run(tmp_path: Path):
+    faults = (*FAULTS, "delay,seconds=3,share=0.5", "refuse,first=5")
+    result, record = recorded(tmp_path, "r", faults=faults)
+    frames = {round(frame.at, 1): frame for frame in record.frames()}
+    assert [row.rule for row in frames[3.0].faults] == list(faults)
+    assert [row.rule for row in frames[6.0].faults] == list(faults[2:])
+    assert [(row.shard, row.id, row.gpu, row.lost_at) for row in frames[3.0].missing] == [(0, "worker-2", "A10G", 2.0)]
+    assert frames[6.0].missing == []
+    columns, rows = result.columns, {row.name: row for row in frames[max(frames)].objectives}
+    assert rows["served"].counted == len(columns.completed)
+    assert rows["served"].missed == len(columns.completed) - columns.completed.sum() == 5
+    ttft = columns.ttft_seconds[~np.isnan(columns.ttft_seconds)]
+    assert (rows["ttft"].counted, rows["ttft"].missed) == (len(ttft), (ttft > 2.5).sum())
+    assert rows["ttft"].missed > 5
 
 
 def test_a_long_run_has_no_more_frames_than_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

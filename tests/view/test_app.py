@@ -115,7 +115,7 @@ async def test_a_view_outlives_the_watch_that_breaks():
             kind, last = await stream.next()
             kinds.append(kind)
     assert kinds == ["hello", "frame", "frame", "problem", "hello", "frame"]
-    assert [notice["title"] for notice in last["view"]["notices"]] == ["worker-0 is gone, since 0:02"]
+    assert [notice["title"] for notice in last["view"]["notices"]] == ["worker-0 has been gone for 0 s"]
 
 
 async def test_watchers_come_and_go_and_each_has_all_names():

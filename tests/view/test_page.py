@@ -101,7 +101,7 @@ def test_what_is_wrong_is_said_with_its_rule_when_it_goes_wrong_and_not_before(p
     expect(page.locator("#notices")).to_contain_text("flicker thrashes: loaded again 3 times in the last minute")
     assert "worker-2" not in notices(page)
     seek(page, 61.0)
-    expect(page.locator("#notices")).to_contain_text("worker-2 is gone, since 1:00")
+    expect(page.locator("#notices")).to_contain_text("worker-2 has been gone for 1 s")
     assert "steady" not in notices(page)
 
 

@@ -1,7 +1,7 @@
 """Frames of several schedulers become one."""
 
 from lorrery.v1 import frame_pb2, router_pb2
-from lorrery.view.frame import BASE_MODEL, NO_WORKER, EndedRow, RunningRow
+from lorrery.view.frame import BASE_MODEL, NO_WORKER, EndedRow, FaultRow, MissingRow, ObjectiveRow, RunningRow
 from lorrery.view.wire import Joiner
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.units import PS_PER_SECOND
@@ -27,8 +27,8 @@ def lost(address: str, watch: int = 1) -> router_pb2.ShardFrame:
     return router_pb2.ShardFrame(address=address, connected=False, watch=watch)
 
 
-def message(*shards: router_pb2.ShardFrame) -> router_pb2.WatchClusterResponse:
-    return router_pb2.WatchClusterResponse(shards=shards)
+def message(*shards: router_pb2.ShardFrame, **others: object) -> router_pb2.WatchClusterResponse:
+    return router_pb2.WatchClusterResponse(shards=shards, **others)
 
 
 def test_names_requests_and_counts_of_two_schedulers_become_one():
@@ -130,3 +130,32 @@ def test_an_adapter_is_unloaded_once_all_schedulers_say_so():
         return row.unloaded
 
     assert [heard(True, True), heard(True, False), heard(False, True)] == [True, False, False]
+
+
+def test_a_watch_that_begins_again_at_the_same_scheduler_counts_nothing_twice():
+    joiner, totals = Joiner(now=0.0), frame_pb2.FrameTotals(requests=3)
+    joiner.frame(message(shard("a:1", at_ps=50 * PS_PER_SECOND, totals=totals)), now=0.0)
+    assert joiner.frame(message(lost("a:1")), now=1.0).totals.requests == 3
+    totals.requests = 5
+    assert joiner.frame(message(shard("a:1", 2, at_ps=52 * PS_PER_SECOND, totals=totals)), now=2.0).totals.requests == 5
+
+
+def test_faults_missing_workers_and_objectives_of_router_and_schedulers_are_told():
+    def fault(rule: str, met: int) -> frame_pb2.ActiveFault:
+        return frame_pb2.ActiveFault(rule=rule, num_met=met)
+
+    lost_worker = frame_pb2.MissingWorker(
+        worker_id="w", gpu="A10G", tensor_parallel=2, pool_tokens=7, lost_ps=899 * PS_PER_SECOND
+    )
+    frame = Joiner(now=0.0).frame(
+        message(
+            shard("a:1", at_ps=5 * PS_PER_SECOND, faults=[fault("slow_worker", 1)]),
+            shard("b:1", at_ps=900 * PS_PER_SECOND, faults=[fault("slow_worker", 2)], missing=[lost_worker]),
+            faults=[fault("delay", 9)],
+            objectives=[router_pb2.ObjectiveCount(name="ttft", num_counted=5, num_missed=1)],
+        ),
+        now=0.0,
+    )
+    assert frame.faults == [FaultRow("delay", 9), FaultRow("slow_worker", 3)]
+    assert frame.missing == [MissingRow(1, "w", "A10G", 2, 7, 4.0)]
+    assert frame.objectives == [ObjectiveRow("ttft", 5, 1)]

@@ -23,8 +23,8 @@ class Frame(message.Message):
     """Frame is the state of a scheduler at one moment, for observers. Parallel
     arrays have equal lengths; those named *_u32 are little-endian unsigned 32-bit
     integers. Adapters and tenants are numbers: 0 is the base model, n the n-th
-    name of the watch. Times are on the scheduler's device clock; counts start
-    when the scheduler was first watched.
+    name of the watch. Times are on the scheduler's device clock; counts are of
+    its whole life.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -42,6 +42,8 @@ class Frame(message.Message):
     NUM_MORE_ENDED_FIELD_NUMBER: builtins.int
     EVENTS_FIELD_NUMBER: builtins.int
     NUM_MORE_EVENTS_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    FAULTS_FIELD_NUMBER: builtins.int
     at_ps: builtins.int
     """Time."""
     num_unplaced: builtins.int
@@ -82,7 +84,17 @@ class Frame(message.Message):
 
     @builtins.property
     def events(self) -> containers.RepeatedCompositeFieldContainer[FrameEvent]:
-        """The latest events since the previous frame."""
+        """The latest events since the previous frame; in the first frame of a watch,
+        those before it.
+        """
+
+    @builtins.property
+    def missing(self) -> containers.RepeatedCompositeFieldContainer[MissingWorker]:
+        """Workers that were lost and are neither back nor replaced: the latest."""
+
+    @builtins.property
+    def faults(self) -> containers.RepeatedCompositeFieldContainer[ActiveFault]:
+        """Injected faults of workers and loads that are on."""
 
     def __init__(
         self,
@@ -100,10 +112,12 @@ class Frame(message.Message):
         num_more_ended: builtins.int = ...,
         events: abc.Iterable[FrameEvent] | None = ...,
         num_more_events: builtins.int = ...,
+        missing: abc.Iterable[MissingWorker] | None = ...,
+        faults: abc.Iterable[ActiveFault] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapters", b"adapters", "adapters_new", b"adapters_new", "at_ps", b"at_ps", "ended", b"ended", "events", b"events", "num_held", b"num_held", "num_more_ended", b"num_more_ended", "num_more_events", b"num_more_events", "num_unplaced", b"num_unplaced", "tenants", b"tenants", "tenants_new", b"tenants_new", "totals", b"totals", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapters", b"adapters", "adapters_new", b"adapters_new", "at_ps", b"at_ps", "ended", b"ended", "events", b"events", "faults", b"faults", "missing", b"missing", "num_held", b"num_held", "num_more_ended", b"num_more_ended", "num_more_events", b"num_more_events", "num_unplaced", b"num_unplaced", "tenants", b"tenants", "tenants_new", b"tenants_new", "totals", b"totals", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -137,6 +151,7 @@ class WorkerFrame(message.Message):
     NUM_TOKENS_FIELD_NUMBER: builtins.int
     BUSY_PS_FIELD_NUMBER: builtins.int
     NUM_PREEMPTED_FIELD_NUMBER: builtins.int
+    LATE_PS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """Its name."""
     gpu: builtins.str
@@ -185,6 +200,8 @@ class WorkerFrame(message.Message):
     """Total step time since it attached."""
     num_preempted: builtins.int
     """Preemptions."""
+    late_ps: builtins.int
+    """Total time since it attached that it stood idle although it had a plan."""
     def __init__(
         self,
         *,
@@ -212,10 +229,11 @@ class WorkerFrame(message.Message):
         num_tokens: builtins.int = ...,
         busy_ps: builtins.int = ...,
         num_preempted: builtins.int = ...,
+        late_ps: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_left_us_u32", b"adapter_left_us_u32", "adapter_ranks_u32", b"adapter_ranks_u32", "adapter_states_u32", b"adapter_states_u32", "adapters_u32", b"adapters_u32", "busy_ps", b"busy_ps", "decodes", b"decodes", "draining", b"draining", "gpu", b"gpu", "kv_tokens", b"kv_tokens", "num_host_adapters", b"num_host_adapters", "num_preempted", b"num_preempted", "num_tokens", b"num_tokens", "num_waiting", b"num_waiting", "oldest_ps", b"oldest_ps", "output_tokens_u32", b"output_tokens_u32", "pool_tokens", b"pool_tokens", "prefills", b"prefills", "prompt_tokens_u32", b"prompt_tokens_u32", "request_adapters_u32", b"request_adapters_u32", "request_tenants_u32", b"request_tenants_u32", "requests_u32", b"requests_u32", "step_ps", b"step_ps", "tensor_parallel", b"tensor_parallel", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_left_us_u32", b"adapter_left_us_u32", "adapter_ranks_u32", b"adapter_ranks_u32", "adapter_states_u32", b"adapter_states_u32", "adapters_u32", b"adapters_u32", "busy_ps", b"busy_ps", "decodes", b"decodes", "draining", b"draining", "gpu", b"gpu", "kv_tokens", b"kv_tokens", "late_ps", b"late_ps", "num_host_adapters", b"num_host_adapters", "num_preempted", b"num_preempted", "num_tokens", b"num_tokens", "num_waiting", b"num_waiting", "oldest_ps", b"oldest_ps", "output_tokens_u32", b"output_tokens_u32", "pool_tokens", b"pool_tokens", "prefills", b"prefills", "prompt_tokens_u32", b"prompt_tokens_u32", "request_adapters_u32", b"request_adapters_u32", "request_tenants_u32", b"request_tenants_u32", "requests_u32", b"requests_u32", "step_ps", b"step_ps", "tensor_parallel", b"tensor_parallel", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -472,5 +490,67 @@ class FrameEvent(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["at_ps", b"at_ps", "kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class MissingWorker(message.Message):
+    """MissingWorker is a worker that was lost without draining, until one of its
+    name or another with a KV pool of its size attaches.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    GPU_FIELD_NUMBER: builtins.int
+    TENSOR_PARALLEL_FIELD_NUMBER: builtins.int
+    POOL_TOKENS_FIELD_NUMBER: builtins.int
+    LOST_PS_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    """Its name."""
+    gpu: builtins.str
+    """Name of its GPU."""
+    tensor_parallel: builtins.int
+    """GPUs over which it was split."""
+    pool_tokens: builtins.int
+    """Size of its KV pool in tokens."""
+    lost_ps: builtins.int
+    """When it was lost."""
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+        gpu: builtins.str = ...,
+        tensor_parallel: builtins.int = ...,
+        pool_tokens: builtins.int = ...,
+        lost_ps: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["gpu", b"gpu", "lost_ps", b"lost_ps", "pool_tokens", b"pool_tokens", "tensor_parallel", b"tensor_parallel", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ActiveFault(message.Message):
+    """ActiveFault is an injected fault that is on."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    RULE_FIELD_NUMBER: builtins.int
+    NUM_MET_FIELD_NUMBER: builtins.int
+    rule: builtins.str
+    """Its rule."""
+    num_met: builtins.int
+    """How often it has happened."""
+    def __init__(
+        self,
+        *,
+        rule: builtins.str = ...,
+        num_met: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["num_met", b"num_met", "rule", b"rule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

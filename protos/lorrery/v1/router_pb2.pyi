@@ -758,18 +758,58 @@ class WatchClusterResponse(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     SHARDS_FIELD_NUMBER: builtins.int
+    FAULTS_FIELD_NUMBER: builtins.int
+    OBJECTIVES_FIELD_NUMBER: builtins.int
     @builtins.property
     def shards(self) -> containers.RepeatedCompositeFieldContainer[ShardFrame]:
         """One per scheduler, in the order of the router's settings."""
+
+    @builtins.property
+    def faults(self) -> containers.RepeatedCompositeFieldContainer[frame_pb2.ActiveFault]:
+        """Injected faults of requests that are on at this router."""
+
+    @builtins.property
+    def objectives(self) -> containers.RepeatedCompositeFieldContainer[ObjectiveCount]:
+        """Its requests against the service level objectives, since it started."""
 
     def __init__(
         self,
         *,
         shards: abc.Iterable[ShardFrame] | None = ...,
+        faults: abc.Iterable[frame_pb2.ActiveFault] | None = ...,
+        objectives: abc.Iterable[ObjectiveCount] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["faults", b"faults", "objectives", b"objectives", "shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ObjectiveCount(message.Message):
+    """ObjectiveCount counts requests, or frames of tokens, against an objective."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    NUM_COUNTED_FIELD_NUMBER: builtins.int
+    NUM_MISSED_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """served, ttft, tpot or lag."""
+    num_counted: builtins.int
+    """All that the objective covers."""
+    num_missed: builtins.int
+    """Those that missed it."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        num_counted: builtins.int = ...,
+        num_missed: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name", "num_counted", b"num_counted", "num_missed", b"num_missed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

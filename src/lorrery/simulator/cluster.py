@@ -273,6 +273,7 @@ class SimulatedCluster:
             model=self._model,
             gpus=self._gpus,
             addresses=self._addresses,
+            active_faults=self._faults.rules_at,
             every_seconds=every_seconds,
         )
 

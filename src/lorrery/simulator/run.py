@@ -195,6 +195,8 @@ class Playing:
     def ended(self, request: SimulatedRequest) -> None:
         """Record an ended request."""
         self.outcomes.add(request)
+        if self.recorder is not None:
+            self.recorder.ended(request)
         if self.scaled is not None:
             self.scaled.ended(request)
         if self.run.observers.on_end is not None:

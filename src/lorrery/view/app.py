@@ -34,19 +34,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lorrery.service.errors import InvalidRequest, LorreryError
 from lorrery.view.frame import USUAL_HZ, Feed, Frame, Hello, checked_hz, encode
 from lorrery.view.model import Model
-from lorrery.view.notices import Notice, notices
+from lorrery.view.notices import Notice
 from lorrery.view.record import Record
+from lorrery.view.rules import notices
 
 VIEW_SECONDS = 0.4
 """Wall seconds between two views of a running cluster: the page's figures change no faster."""
 
 
 class LostRow(msgspec.Struct, array_like=True, frozen=True):
-    """A worker that was lost within the last minute: index of its scheduler, its name, and when it was lost."""
+    """A worker that is lost: index of its scheduler, its name, when it was lost, and its GPUs."""
 
     shard: int
     id: str
     lost_at: float
+    gpu: str
+    tp: int
 
 
 class WorkerFigures(msgspec.Struct, array_like=True, frozen=True):
@@ -114,7 +117,10 @@ def view_of(model: Model) -> View:
     ttft = model.ttft
     return View(
         notices=notices(model),
-        lost=[LostRow(worker.state.shard, worker.name, worker.lost_at or 0.0) for worker in model.lost],
+        lost=[
+            LostRow(worker.state.shard, worker.name, worker.lost_at or 0.0, worker.state.gpu, worker.state.tp)
+            for worker in model.lost
+        ],
         running=model.running,
         waiting=model.waiting,
         tokens_per_second=_rounded(model.tokens_per_second),

@@ -113,6 +113,7 @@ class Worker(msgspec.Struct, frozen=True):
         step: duration of its last step; 0 while it is idle.
         tokens: output tokens since it attached; `busy` and `preempted`: seconds spent in steps and preemptions since
             then.
+        late: seconds since then that it stood idle although it had a plan: the machine is short of CPU.
     """
 
     id: str
@@ -132,6 +133,7 @@ class Worker(msgspec.Struct, frozen=True):
     tokens: int
     busy: float
     preempted: int
+    late: float = 0.0
 
 
 class TenantRow(msgspec.Struct, array_like=True, frozen=True):
@@ -163,7 +165,7 @@ class AdapterRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Counts of the whole cluster since the first frame: since the watch began, or over the whole record."""
+    """Counts of the whole cluster since it started, or over the whole record."""
 
     requests: int = 0
     finished: int = 0
@@ -204,15 +206,47 @@ class EndedRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EventRow(msgspec.Struct, array_like=True, frozen=True):
-    """An event since the previous frame."""
+    """An event since the previous frame, or in the first frame of a watch also a recent one before it."""
 
     at: float
     kind: EventKind
     text: str
 
 
+class MissingRow(msgspec.Struct, array_like=True, frozen=True):
+    """A worker that was lost at a time, and is neither back nor replaced by another with a pool of that size."""
+
+    shard: int
+    id: str
+    gpu: str
+    tp: int
+    pool: int
+    lost_at: float
+
+
+class FaultRow(msgspec.Struct, array_like=True, frozen=True):
+    """An injected fault that is on; `met`: how often it has happened, None: not counted in a simulation."""
+
+    rule: str
+    met: int | None = None
+
+
+class ObjectiveRow(msgspec.Struct, array_like=True, frozen=True):
+    """Counts against an objective of `view.objectives`: what it covers, and what has missed it."""
+
+    name: str
+    counted: int
+    missed: int
+
+
 class Frame(msgspec.Struct, frozen=True):
-    """The state at one moment. `held` requests wait for their key's quota, `unplaced` ones for a worker."""
+    """The state at one moment.
+
+    Attributes:
+        unplaced: requests that wait for a worker; `held`: for their key's quota.
+        faults: of workers and loads, and of requests at this router.
+        objectives: of this router's requests since it started, or of all in the record.
+    """
 
     at: float
     adapters_new: list[str]
@@ -228,6 +262,9 @@ class Frame(msgspec.Struct, frozen=True):
     ended_more: int
     events: list[EventRow]
     events_more: int
+    missing: list[MissingRow] = []
+    faults: list[FaultRow] = []
+    objectives: list[ObjectiveRow] = []
 
 
 class Feed(Protocol):

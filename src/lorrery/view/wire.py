@@ -6,7 +6,7 @@ their times are converted to one clock, and their counts are summed; the counts 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Self
 
@@ -27,8 +27,11 @@ from lorrery.view.frame import (
     AdapterRow,
     EndedRow,
     EventRow,
+    FaultRow,
     Frame,
     Hello,
+    MissingRow,
+    ObjectiveRow,
     ResidentRow,
     RunningRow,
     Shard,
@@ -176,13 +179,16 @@ class _ShardState:
     Attributes:
         adapters: the scheduler's index -> the cluster's index; 0 is the base model.
         tenants: the same, from 1.
-        had: counts of its earlier watches.
+        frame: the newest one; None: the watch has ended.
+        last: the newest one of all watches.
+        had: counts of the scheduler's earlier lives.
     """
 
     def __init__(self) -> None:
         self.watch = 0
         self.begin(0)
         self.frame: frame_pb2.Frame | None = None
+        self.last: frame_pb2.Frame | None = None
         self.had: dict[str, int] = dict.fromkeys(_TOTALS, 0)
 
     def begin(self, watch: int) -> None:
@@ -224,35 +230,32 @@ class Joiner:
             if shard.HasField("frame"):
                 self._take(state, shard, wall)
             elif not shard.connected:
-                self._lose(state)
+                state.frame = None
         connected = [shard.connected for shard in message.shards]
         if not any(fresh) and connected == self._connected:
             return None
         self._connected = connected
-        return self._joined(message.shards, fresh)
+        return self._joined(message, fresh)
 
     def _take(self, state: _ShardState, shard: router_pb2.ShardFrame, wall: float) -> None:
         frame = shard.frame
         if state.watch != shard.watch:
-            self._lose(state)
             state.begin(shard.watch)
+            if state.last is not None and _has_restarted(state.last, frame):
+                for name in _TOTALS:
+                    state.had[name] += getattr(state.last.totals, name)
         state.adapters += [self._adapters.index(name) for name in frame.adapters_new]
         state.tenants += [self._tenants.index(name) for name in frame.tenants_new]
-        state.frame = frame
+        state.frame = state.last = frame
         if self._first_ps is None:
             self._first_ps = frame.at_ps - round(wall / shard.time_scale * PS_PER_SECOND)
         if state.offset_ps is None:
             state.offset_ps = self._first_ps + round(wall / shard.time_scale * PS_PER_SECOND) - frame.at_ps
 
-    def _lose(self, state: _ShardState) -> None:
-        """Keep the counts of a scheduler whose watch has ended."""
-        if state.frame is not None:
-            for name in _TOTALS:
-                state.had[name] += getattr(state.frame.totals, name)
-            state.frame = None
-
-    def _joined(self, shards: Iterable[router_pb2.ShardFrame], fresh: list[bool]) -> Frame:
+    def _joined(self, message: router_pb2.WatchClusterResponse, fresh: list[bool]) -> Frame:
         at = 0.0
+        missing: list[MissingRow] = []
+        faults = {one.rule: one.num_met for one in message.faults}
         workers: list[Worker] = []
         tenants: dict[int, list[float]] = {}
         adapters: dict[int, list[int]] = {}
@@ -262,7 +265,7 @@ class Joiner:
         more_ended = more_events = unplaced = held = 0
         for number, state in enumerate(self._shards):
             for name in _TOTALS:
-                totals[name] += state.had[name]
+                totals[name] += state.had[name] + (0 if state.last is None else getattr(state.last.totals, name))
             frame = state.frame
             if frame is None:
                 continue
@@ -272,8 +275,19 @@ class Joiner:
             workers += [self._worker(number, state, worker) for worker in frame.workers]
             unplaced += frame.num_unplaced
             held += frame.num_held
-            for name in _TOTALS:
-                totals[name] += getattr(frame.totals, name)
+            missing += [
+                MissingRow(
+                    number,
+                    one.worker_id,
+                    one.gpu,
+                    one.tensor_parallel,
+                    one.pool_tokens,
+                    seconds(one.lost_ps + offset_ps),
+                )
+                for one in frame.missing
+            ]
+            for fault in frame.faults:
+                faults[fault.rule] = faults.get(fault.rule, 0) + fault.num_met
             for tenant in frame.tenants:
                 _add_tenant(tenants.setdefault(state.tenants[tenant.tenant], [0, 0, 0.0, 0, 0]), tenant)
             for adapter in frame.adapters:
@@ -294,7 +308,7 @@ class Joiner:
             at=at,
             adapters_new=self._adapters.take_new(),
             tenants_new=self._tenants.take_new(),
-            shards=[Shard(shard.address, shard.connected) for shard in shards],
+            shards=[Shard(shard.address, shard.connected) for shard in message.shards],
             workers=workers,
             unplaced=unplaced,
             held=held,
@@ -311,6 +325,9 @@ class Joiner:
             ended_more=more_ended,
             events=sorted(events, key=lambda event: event.at),
             events_more=more_events,
+            missing=missing,
+            faults=[FaultRow(rule, num_met) for rule, num_met in faults.items()],
+            objectives=[ObjectiveRow(one.name, one.num_counted, one.num_missed) for one in message.objectives],
         )
 
     def _request(self, number: int, state: _ShardState, handle: int) -> int:
@@ -358,6 +375,7 @@ class Joiner:
             tokens=worker.num_tokens,
             busy=seconds(worker.busy_ps),
             preempted=worker.num_preempted,
+            late=seconds(worker.late_ps),
         )
 
     def _ended(
@@ -377,6 +395,11 @@ class Joiner:
             seconds(one.decode_ps),
             one.outcome,
         )
+
+
+def _has_restarted(last: frame_pb2.Frame, frame: frame_pb2.Frame) -> bool:
+    """Return whether the first frame of a watch is of a scheduler that was started after `last`."""
+    return frame.at_ps < last.at_ps or any(getattr(frame.totals, name) < getattr(last.totals, name) for name in _TOTALS)
 
 
 def _add_tenant(row: list[float], tenant: frame_pb2.TenantFrame) -> None:

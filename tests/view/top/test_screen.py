@@ -100,7 +100,7 @@ def test_keys_are_told_from_the_bytes_of_terminals() -> None:
         "q", "up", "down", "page down", "shift tab", "escape", "tab", "space", "backspace", "ü"
     ]  # fmt: skip
     assert [press(Look(), key, 1) for key in ("q", "space", "left", "right", "+", "-", "x")] == [
-        "quit", "pause", "back", "on", "faster", "slower", ""
+        "quit", "pause", "back", "on", "faster", "slower", "dismiss"
     ]  # fmt: skip
 
 

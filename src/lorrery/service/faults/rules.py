@@ -152,6 +152,16 @@ class RuleBook:
                         return fault
         return None
 
+    def rules_at(self, at_ps: int) -> list[str]:
+        """Return the texts of all faults that are active at a time."""
+        return [
+            fault.text
+            for one in self.sets
+            if one.from_ps <= at_ps < one.until_ps
+            for fault in one.faults
+            if fault.goes_on_at(at_ps - one.from_ps)
+        ]
+
     @property
     def current(self) -> list[RuleSet]:
         """An operator's sets that have not been replaced."""

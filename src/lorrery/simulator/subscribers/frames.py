@@ -4,7 +4,7 @@ Frames show the state at fixed times. A worker's jump is committed up to the ste
 the law of the core changes nothing later.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,14 +14,18 @@ from lorrery.scheduler.subscribers.frames import CoreFrame, Tables, Watcher, Wor
 from lorrery.scheduler.subscribers.frames import EndedRow as CoreEnded
 from lorrery.service.installed import VERSION
 from lorrery.simulator.loop.engine import Simulation
+from lorrery.simulator.loop.request import SimulatedRequest
 from lorrery.simulator.loop.worker import RunBegan, StepSpan
 from lorrery.view.frame import (
     NO_WORKER,
     AdapterRow,
     EndedRow,
     EventRow,
+    FaultRow,
     Frame,
     Hello,
+    MissingRow,
+    ObjectiveRow,
     ResidentRow,
     RunningRow,
     Shard,
@@ -31,10 +35,15 @@ from lorrery.view.frame import (
     event_kind,
     kind_of,
 )
+from lorrery.view.objectives import BUDGETS, TPOT_SECONDS, TTFT_SECONDS
 from lorrery.view.record import Recorder
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 _TOTALS = Totals.__struct_fields__
+_COUNTED = frozenset({
+    *("finished", "timed out", "dropped", "queue full", "no adapter", "no worker", "draining", "failed", "faulted"),
+})  # fmt: skip
+"""Outcomes that count towards the objective `served`; the live cluster's are in `view.objectives`."""
 
 
 @dataclass(slots=True)
@@ -47,13 +56,14 @@ class _Run:
 
 
 class FrameRecorder:
-    """Records a simulation; a subscriber of it.
+    """Records a simulation; a subscriber of it, which also takes its requests as they end.
 
     Args:
         simulation: not run yet, apart from its warm-up.
         model: the base model's name.
         gpus: by worker, its GPU's name and its number of GPUs.
         addresses: of its schedulers.
+        active_faults: returns the rules of the faults that are on at a time.
         every_seconds: device seconds between two frames; None: chosen by `Recorder`.
     """
 
@@ -64,10 +74,13 @@ class FrameRecorder:
         model: str,
         gpus: Mapping[str, tuple[str, int]],
         addresses: Sequence[str],
+        active_faults: Callable[[int], Sequence[str]],
         every_seconds: float | None = None,
     ) -> None:
         self._simulation = simulation
         self._model, self._gpus = model, gpus
+        self._active_faults = active_faults
+        self._objectives = {name: [0, 0] for name in BUDGETS}
         self._shards = [Shard(address, connected=True) for address in addresses]
         self._recorder = Recorder(every_seconds)
         self._runs: dict[str, _Run] = {}
@@ -101,6 +114,23 @@ class FrameRecorder:
         """Drop the counters of a worker that is gone."""
         if fact.lost:
             self._runs.pop(fact.member.name, None)
+
+    def ended(self, request: SimulatedRequest) -> None:
+        """Count an ended request against the objectives, as its client sees it."""
+        if request.outcome in _COUNTED:
+            self._count("served", missed=request.outcome != "finished")
+        first_ps, end_ps = request.first_token_ps, request.finished_ps
+        if first_ps is None or end_ps is None:
+            return
+        self._count("ttft", missed=first_ps - request.sent_ps > TTFT_SECONDS * PS_PER_SECOND)
+        if request.outcome == "finished" and request.output_tokens > 1:
+            limit_ps = TPOT_SECONDS * PS_PER_SECOND * (request.output_tokens - 1)
+            self._count("tpot", missed=end_ps - first_ps > limit_ps)
+
+    def _count(self, objective: str, *, missed: bool) -> None:
+        counts = self._objectives[objective]
+        counts[0] += 1
+        counts[1] += missed
 
     # --- frames -----------------------------------------------------------------------------------------------------
 
@@ -154,6 +184,13 @@ class FrameRecorder:
                 if (kind := event_kind(event.kind)) is not None
             ],
             events_more=sum(frame.num_more_events for frame in frames),
+            missing=[
+                MissingRow(shard, one.name, *self._gpus[one.name], one.pool_tokens, self._seconds(one.lost_ps))
+                for shard, frame in enumerate(frames)
+                for one in frame.missing
+            ],
+            faults=[FaultRow(rule) for rule in self._active_faults(at_ps)],
+            objectives=[ObjectiveRow(name, *counts) for name, counts in self._objectives.items()],
         )
 
     def _ended(self, row: CoreEnded, position: dict[str, int]) -> EndedRow:

@@ -33,11 +33,11 @@ _SEQUENCES = {
     "[5~": "page up", "[6~": "page down", "[Z": "shift tab",
 }  # fmt: skip
 _PLAIN = {"\t": "tab", "\r": "enter", "\n": "enter", "\x7f": "backspace", "\b": "backspace", " ": "space"}
-Command = Literal["", "quit", "pause", "back", "on", "faster", "slower"]
+Command = Literal["", "quit", "pause", "back", "on", "faster", "slower", "dismiss"]
 _MAX_FILTER = 60
 _COMMANDS: dict[str, Command] = {
     "q": "quit", "Q": "quit", "space": "pause", "p": "pause", "left": "back", "right": "on", "+": "faster",
-    "=": "faster", "-": "slower",
+    "=": "faster", "-": "slower", "x": "dismiss",
 }  # fmt: skip
 _FAR = 10**9
 _KEY = re.compile(r"\x1b([\[O][0-9;]*[A-Za-z~])|\x1b|.", re.DOTALL)
@@ -177,6 +177,8 @@ async def show(source: Source, look: Look, console: Console) -> int:
         if command == "quit":
             end(0)
         else:
+            if command == "dismiss":
+                source.model.dismiss_lost()
             source.obey(command, look)
         needs_drawing.set()
 

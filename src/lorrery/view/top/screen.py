@@ -11,7 +11,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from lorrery.view.model import RECENT_SECONDS, Model
-from lorrery.view.notices import Notice, notices
+from lorrery.view.notices import Notice
+from lorrery.view.rules import notices
 from lorrery.view.top.tables import TABLES, Column, Figure, Row, Table, count, percent, plain, seconds
 
 NOTICES, EVENTS, HELP = "notices", "events", "help"
@@ -34,6 +35,7 @@ HELP_LINES = (
     "Space, p           pause, and go on; sorting and scrolling work meanwhile",
     "Left, Right        of a record: 10 frames back, on",
     "+, -               of a record: twice, half as fast",
+    "x                  show lost workers no longer, until one is lost again",
     "h, ?               this help",
     "q, Ctrl-C          quit",
     "",
@@ -73,7 +75,7 @@ def compose(model: Model, look: Look, width: int, height: int) -> list[Text]:
     """Return the whole screen: `height` lines of `width` cells."""
     found = notices(model)
     head = [_title(model, look, width), *_summary(model, width, 1 if height < 14 else 3)]
-    shown_notices = 0 if height < 12 or look.view == NOTICES else min(len(found), max(1, height // 8))
+    shown_notices = 0 if height < 12 or look.view == NOTICES else min(len(found), max(1, height // 6))
     head += _notice_lines(found, shown_notices, width)
     num_events = 0 if height < 18 or look.view == EVENTS else min(8, height // 8)
     foot = [*_event_lines(model, num_events, width), _footer(look, width)]

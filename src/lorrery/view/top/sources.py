@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from lorrery.service.errors import FormatError, LorreryError
-from lorrery.view.figures import KEPT_SECONDS
+from lorrery.view.figures import ALERT_SECONDS
 from lorrery.view.frame import Feed, Frame, Hello, decode_frame, encode
 from lorrery.view.model import Model
 from lorrery.view.record import Record
@@ -57,9 +57,9 @@ class Tape:
         return max(0, bisect_right(self.times, at) - 1)
 
     def model_at(self, index: int) -> Model:
-        """Return the model at a frame, built from the minute before it and the names of all earlier frames."""
+        """Return the model at a frame, built from the minutes before it and the names of all earlier frames."""
         model = Model(self.hello)
-        first = self.index_at(self.times[index] - KEPT_SECONDS)
+        first = self.index_at(self.times[index] - ALERT_SECONDS)
         for adapters, tenants in self._names[:first]:
             model.learn(adapters, tenants)
         for number in range(first, index + 1):
