@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page
 from lab.screenshots.browser import browser, page_of
 from tests.browser import expect
 from tests.needs import needs_chromium
-from tests.view.fake import HOSTILE, FakeFeed, serve
+from tests.view.fake import HOSTILE, FakeFeed, fake_record, serve
 from tests.view.prepared import ADAPTERS, prepared_record
 
 pytestmark = needs_chromium
@@ -115,7 +115,7 @@ def test_the_tables_and_the_strips_have_the_models_figures(page: Page) -> None:
     expect(page.locator("#strips figcaption")).to_have_text(
         [
             re.compile(r"Tokens per second\s*990"),
-            re.compile(r"Time to first token\s*600 ms median\s*600 ms 95%"),
+            re.compile(r"Time to first token\s*600 ms p50\s*600 ms p95"),
             re.compile(r"Queue\s*12 waiting\s*24 running"),
             re.compile(r"KV in use\s*20% mean\s*30% fullest"),
         ]
@@ -216,17 +216,98 @@ def test_the_theme_is_the_systems_until_the_button_changes_it_and_the_choice_is_
     expect(page.locator("#connection")).to_have_text("record")
 
 
-@pytest.mark.parametrize(("width", "height"), [(390, 844), (1100, 800), (2560, 1440)])
-def test_nothing_is_wider_than_the_window(page: Page, width: int, height: int) -> None:
-    page.set_viewport_size({"width": width, "height": height})
-    seek(page, 61.0)
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    worker = page.get_by_role("button", name="worker-1:").element_handle()
+SIZES = [(390, 844), (768, 1024), (1024, 768), (1280, 800), (1440, 900), (2560, 1440)]
+
+
+@pytest.fixture(scope="module")
+def crowded(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A page of a record with long names, many of them, and much that is wrong."""
+    record = fake_record(tmp_path_factory.mktemp("crowded") / "fake.ndjson.gz", 28.0, num_workers=6)
+    with served(record) as url, page_of(chromium, url, still=True) as page:
+        expect(page.locator("#connection")).to_have_text("record")
+        page.locator("body").press("End")
+        expect(page.locator("#clock")).to_have_text("0:28")
+        yield page
+
+
+# Every text but that of a name, whose start may give way, lies within whatever cuts off or scrolls what is beyond it.
+CLIPPED = """() => {
+  const found = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const element = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || element.closest('.cut, .hidden, noscript')) continue;
+    if (!element.checkVisibility()) continue;
+    const range = document.createRange();
+    range.selectNodeContents(walk.currentNode);
+    for (const { left, right, top, bottom, width } of range.getClientRects()) {
+      if (!width) continue;
+      for (let box = element; box; box = box.parentElement) {
+        const style = getComputedStyle(box);
+        if (style.overflowX === 'visible' && box !== document.documentElement) continue;
+        const { left: from, right: to, top: above, bottom: below } = box.getBoundingClientRect();
+        const beyond = left < from - 1 || right > to + 1;
+        const under = style.overflowY === 'hidden' && (top < above - 1 || bottom > below + 1);
+        if (beyond || under) found.push(`${walk.currentNode.data.trim()} in ${box.tagName}#${box.id}.${box.className}`);
+        if (style.overflowY !== 'visible' && style.overflowY !== 'hidden') break; // what is above it scrolls
+      }
+    }
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_no_text_is_cut_but_names_in_their_middle(crowded: Page, width: int, height: int) -> None:
+    crowded.keyboard.press("Escape")
+    crowded.set_viewport_size({"width": width, "height": height})
+    for table in ("Adapters", "Workers", "Tenants"):
+        crowded.get_by_role("tab", name=table).click()
+        assert crowded.evaluate(CLIPPED) == []
+        row = crowded.locator(f"#table-{table.lower()} tbody tr").nth(1)
+        assert row.locator(".cut").bounding_box()["width"] > 30
+    crowded.get_by_role("button", name="worker-3:").click()
+    expect(crowded.locator("#details")).to_be_visible()
+    assert crowded.evaluate(CLIPPED) == []
+    crowded.keyboard.press("Escape")
+    crowded.get_by_text("How to read this").click()
+    assert crowded.evaluate(CLIPPED) == []
+    crowded.get_by_text("How to read this").click()
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_nothing_is_wider_than_the_window(crowded: Page, width: int, height: int) -> None:
+    crowded.set_viewport_size({"width": width, "height": height})
+    assert crowded.evaluate("document.documentElement.scrollWidth") == width
+    worker = crowded.get_by_role("button", name="worker-1:").element_handle()
     assert worker is not None
     # The stage learns of its new size with the frame after the one that laid out the window.
     within = "([body, width]) => body.getBoundingClientRect().x >= 0 && body.getBoundingClientRect().right <= width"
-    page.wait_for_function(within, arg=[worker, width])
-    page.set_viewport_size({"width": 1440, "height": 900})
+    crowded.wait_for_function(within, arg=[worker, width])
+
+
+def test_a_long_name_keeps_its_end_and_is_whole_where_the_pointer_rests(crowded: Page) -> None:
+    crowded.keyboard.press("Escape")
+    crowded.set_viewport_size({"width": 1024, "height": 768})
+    crowded.get_by_role("tab", name="Tenants").click()
+    name = crowded.locator("#table-tenants .cut").filter(has_text=HOSTILE[0])
+    expect(name).to_have_attribute("title", HOSTILE[0])
+    start, end = name.locator("span").all()
+    assert start.evaluate("element => element.scrollWidth > element.clientWidth")
+    assert end.text_content() == HOSTILE[0][-7:]
+
+
+def test_a_lost_worker_can_be_dismissed(page: Page) -> None:
+    seek(page, 70.0)
+    gone = page.get_by_role("button", name="worker-2 has been gone for 10 s")
+    expect(gone).to_be_visible()
+    expect(page.get_by_role("button", name="worker-2: lost")).to_be_visible()
+    page.get_by_role("button", name="Dismiss", exact=True).click()
+    expect(gone).to_have_count(0)
+    expect(page.get_by_role("button", name="worker-2: lost")).to_have_count(0)
+    page.locator("body").press("ArrowRight")
+    expect(page.locator("#notices")).to_contain_text("worker-1 admits nothing")
+    expect(gone).to_have_count(0)
 
 
 def test_a_live_feed_is_shown_and_a_broken_one_tried_again(chromium: Browser) -> None:
@@ -295,6 +376,22 @@ def test_the_busiest_have_colours_of_their_own_and_keep_them(page: Page) -> None
     assert sorted(before) == list(range(8))
     assert after == before
     assert min(others) >= 8
+
+
+def test_colours_are_the_same_on_every_page_and_come_back(page: Page) -> None:
+    one, other, back = page.evaluate("""async () => {
+      const { Colours } = await import('/colours.js');
+      const names = Array.from({ length: 40 }, (_, n) => `lora-${n}`);
+      const first = names.slice(0, 8);
+      const colours = (ranked) => { const made = new Colours(); made.assign(ranked); return made; };
+      const [a, b] = [colours(first), colours([...first].reverse())];
+      const of = (made) => first.map((name) => made.index(name));
+      const before = of(a);
+      a.assign(names.slice(8)); // others need the colours
+      a.assign(first);
+      return [before, of(b), of(a)];
+    }""")
+    assert one == other == back
 
 
 def linear(colour: str) -> list[float]:

@@ -9,17 +9,17 @@ const TURN = 2 * Math.PI;
 const TOP = -Math.PI / 2;
 const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
 
-/** How large a worker's parts are, for the room that it has. */
-export function measures(cell) {
-  const [labelled, detailed] = [cell >= 76, cell >= 170];
-  const body = Math.max(4, Math.min(44, cell * 0.125));
+/** How large a worker's parts are, for the room that it has; `type`: how many times as large as usual text is. */
+export function measures(cell, type) {
+  const [labelled, detailed] = [cell >= 76 * type, cell >= 170 * type];
+  const body = Math.max(4, Math.min(44 * type, cell * 0.125));
   const kv = body + Math.max(2, body * 0.22);
   const kvWidth = Math.max(1.5, body * 0.17);
   const resident = kv + kvWidth + Math.max(1.5, body * 0.14);
   const residentWidth = Math.max(1.5, body * 0.2);
   return {
     cell, body, kv, kvWidth, resident, residentWidth, labelled, detailed, innerMoon: resident + residentWidth + Math.max(2.5, body * 0.25),
-    outer: cell / 2 - (detailed ? 34 : labelled ? 15 : 2),
+    outer: cell / 2 - (detailed ? 34 * type : labelled ? 15 * type : 2),
   };
 }
 
@@ -41,7 +41,7 @@ export function drawBodies(context, model, view) {
   context.restore();
 }
 
-function drawSun(context, model, { place, colours }) {
+function drawSun(context, model, { place, colours, type }) {
   const radius = place.sun * 0.62;
   const waiting = model.unplaced + model.held;
   context.fillStyle = colours.ground;
@@ -68,8 +68,8 @@ function drawSun(context, model, { place, colours }) {
   context.fillText(count(waiting), 0, 1);
   if (radius > 18) {
     context.fillStyle = colours.soft;
-    context.font = `11px ${FONT}`;
-    context.fillText(model.unplaced ? 'unplaced' : model.held ? 'held' : 'scheduler', 0, radius + 17);
+    context.font = `${11 * type}px ${FONT}`;
+    context.fillText(model.unplaced ? 'unplaced' : model.held ? 'held' : 'scheduler', 0, radius + 8 + 9 * type);
   }
 }
 
@@ -143,11 +143,13 @@ function drawResident(context, { worker, x, y }, model, { measure, dimAdapter },
 }
 
 // What waits is drawn dot by dot in moving.js; what does not fit is a number here.
-function drawQueue(context, { x, y, inwards, queueMore, queueRadius }, { colours, measure }) {
+function drawQueue(context, { x, y, inwards, queueMore, queueRadius }, { colours, measure, type }) {
   if (!queueMore || !measure.labelled) return;
-  context.font = `600 11px ${FONT}`;
+  context.font = `600 ${11 * type}px ${FONT}`;
   context.fillStyle = colours.soft;
-  context.fillText(`+${count(queueMore)}`, x + (queueRadius + 9) * Math.cos(inwards), y + (queueRadius + 9) * Math.sin(inwards));
+  const text = `+${count(queueMore)}`;
+  const beside = queueRadius + 4 * type + Math.abs(Math.cos(inwards)) * context.measureText(text).width / 2;
+  context.fillText(text, x + beside * Math.cos(inwards), y + beside * Math.sin(inwards));
 }
 
 // A second circle and a badge: to be seen without colour too.
@@ -166,31 +168,35 @@ function drawAlarm(context, { x, y }, colour, measure) {
   context.fillText('!', bx, by + 0.5);
 }
 
-function drawLabel(context, { worker, x, y }, { colours, measure, width }, lost) {
+function drawLabel(context, { worker, x, y }, { colours, measure, width, type }, lost) {
   if (!measure.labelled) return;
   // On the side away from the scheduler, where nothing waits.
   const above = y < -1;
-  const beside = above ? y - measure.outer - (measure.detailed && !lost ? 24 : 8) : y + measure.outer + 9;
-  context.font = `${measure.detailed ? 12.5 : 11}px ${FONT}`;
+  const beside = above ? y - measure.outer - (measure.detailed && !lost ? 24 : 8) * type : y + measure.outer + 9 * type;
+  context.font = `${(measure.detailed ? 12.5 : 11) * type}px ${FONT}`;
   context.fillStyle = lost ? colours.bad : colours.ink;
-  const name = lost ? `${worker.name} lost` : worker.state === DRAINING ? `${worker.name} draining` : worker.name;
   const room = Math.min(measure.cell * 1.05, width);
-  context.fillText(fitted(context, name, room), x, beside);
+  const state = lost ? ' lost' : worker.state === DRAINING ? ' draining' : '';
+  context.fillText(fitted(context, worker.name, room, state), x, beside);
   if (!measure.detailed || lost) return;
-  context.font = `11px ${FONT}`;
+  context.font = `${11 * type}px ${FONT}`;
   context.fillStyle = colours.soft;
-  context.fillText(fitted(context, worker.tp > 1 ? `${worker.tp} × ${worker.gpu}` : worker.gpu, room), x, beside + 15);
+  context.fillText(fitted(context, worker.tp > 1 ? `${worker.tp} × ${worker.gpu}` : worker.gpu, room), x, beside + 15 * type);
 }
 
 const cut = new Map(); // texts that were too long, by font and text
 
-// A text that fits into some pixels, with an ellipsis where it had to be cut.
-function fitted(context, text, room) {
-  const key = `${context.font} ${Math.round(room)} ${text}`;
+// A name, and what follows it, that fit into some pixels: cut in its middle, with an ellipsis, where it is too long.
+function fitted(context, name, room, after = '') {
+  const key = `${context.font} ${Math.round(room)} ${name}${after}`;
   let shown = cut.get(key);
   if (shown === undefined) {
-    shown = text.slice(0, 80);
-    while (shown.length > 1 && context.measureText(shown).width > room) shown = `${shown.slice(0, -2)}…`;
+    const characters = [...name].slice(0, 80);
+    shown = name + after;
+    for (let length = characters.length - 1; length > 0 && context.measureText(shown).width > room; length -= 1) {
+      const head = Math.ceil(length / 2);
+      shown = `${characters.slice(0, head).join('')}…${characters.slice(characters.length - (length - head)).join('')}${after}`;
+    }
     if (cut.size > 2000) cut.clear();
     cut.set(key, shown);
   }

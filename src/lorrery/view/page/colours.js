@@ -4,8 +4,9 @@
 //
 // Eight colours can be told apart as small dots, also with red-green or blue-yellow blindness (tests/view holds the
 // least difference). They go to the names with the most traffic; all others get one of four greys, and the base model
-// the ink's colour. A name's hash says which it prefers, so that it is the same tomorrow; where two prefer the same, the
-// busier one has it. A name keeps its colour until it has fallen far behind. No colour is an alarm's.
+// the ink's colour. A name's hash says which it prefers, and where two prefer the same, the one first in the alphabet has
+// it: the same names have the same colours on every page, and tomorrow. A name keeps its colour until a busier one needs
+// it after it has fallen far behind, and gets it again if it is free. No colour is an alarm's.
 
 const KEY = 'lorrery-theme';
 const dark = window.matchMedia('(prefers-color-scheme: dark)');
@@ -86,17 +87,26 @@ export class Colours {
   constructor() {
     this.slots = new Array(NUM_DISTINCT).fill(null); // whose colour each is
     this.byName = new Map();
+    this.had = new Map(); // the last colour of each name that had one
   }
 
   /** Let the names have colours; `ranked` is by traffic, most first. */
   assign(ranked) {
     const near = new Set(ranked.slice(0, 2 * NUM_DISTINCT));
+    const coming = ranked.slice(0, NUM_DISTINCT).filter((name) => !this.byName.has(name)).sort();
+    let free = this.slots.filter((name) => name === null).length;
     this.slots.forEach((name, slot) => {
-      if (name !== null && !near.has(name)) this.#give(slot, null);
+      if (free < coming.length && name !== null && !near.has(name)) {
+        this.#give(slot, null);
+        free += 1;
+      }
     });
-    for (const name of ranked.slice(0, NUM_DISTINCT)) {
+    const preferredBy = (name) => this.had.get(name) ?? hash(name) % NUM_DISTINCT;
+    // First all that can have their own, so that one that cannot takes no other's.
+    for (const name of coming) if (this.slots[preferredBy(name)] === null) this.#give(preferredBy(name), name);
+    for (const name of coming) {
       if (this.byName.has(name)) continue;
-      const preferred = hash(name) % NUM_DISTINCT;
+      const preferred = preferredBy(name);
       let slot = -1;
       for (let step = 0; step < NUM_DISTINCT && slot < 0; step += 1) {
         const tried = (preferred + step) % NUM_DISTINCT;
@@ -120,6 +130,8 @@ export class Colours {
   #give(slot, name) {
     if (this.slots[slot] !== null) this.byName.delete(this.slots[slot]);
     this.slots[slot] = name;
-    if (name !== null) this.byName.set(name, slot);
+    if (name === null) return;
+    this.byName.set(name, slot);
+    this.had.set(name, slot);
   }
 }

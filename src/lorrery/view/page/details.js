@@ -1,6 +1,6 @@
 // What is known of one worker, adapter or tenant: figures, two minutes, where it is, and its last requests.
 
-import { Rows, clock, count, make, mark, percent, plural, seconds, write } from './dom.js';
+import { Rows, clock, count, make, mark, percent, plural, seconds, write, writeName } from './dom.js';
 import { drawLines, niceTop } from './strips.js';
 import { themeColours } from './colours.js';
 
@@ -12,8 +12,8 @@ const KINDS = { worker: 'Worker', adapter: 'Adapter', tenant: 'Tenant' };
 
 /** Figures of an entity: [name, text]. */
 const FIGURES = {
-  worker: (worker) => [
-    ['state', worker.lostAt === null ? worker.state : `lost at ${clock(worker.lostAt)}`],
+  worker: (worker, model) => [
+    ['state', worker.lostAt === null ? worker.state : `lost ${seconds(model.at - worker.lostAt)} ago`],
     ['GPU', worker.tp > 1 ? `${worker.tp} × ${worker.gpu}` : worker.gpu],
     ['running', count(worker.running)],
     ['waiting', worker.waiting ? `${count(worker.waiting)}, ${seconds(worker.oldest)}` : '0'],
@@ -23,7 +23,7 @@ const FIGURES = {
     ['busy, 5 s', percent(worker.busy)],
     ['preempted', count(worker.preempted)],
     ['on the GPU', plural(worker.resident.length, 'adapter')],
-    ['in host memory', plural(worker.host ?? 0, 'adapter')],
+    ['in host RAM', plural(worker.host ?? 0, 'adapter')],
   ],
   adapter: (adapter) => [
     ['running', count(adapter.running)],
@@ -72,7 +72,7 @@ export class Details {
   constructor(parent, pick) {
     this.colours = themeColours();
     this.kind = make('span', { class: 'kind' });
-    this.name = make('span', { class: 'entity' });
+    this.name = make('span');
     this.swatch = make('i', { class: 'swatch' });
     this.heading = make('h2', { tabindex: '-1' }, this.kind, this.swatch, this.name);
     this.figures = make('dl');
@@ -106,11 +106,14 @@ export class Details {
       create: ([entity]) => {
         const swatch = make('i', { class: 'swatch' });
         const what = make('span', { class: 'soft' });
-        const button = make('button', { type: 'button', class: 'chip', onclick: () => pick(entity) }, swatch, make('span', { text: entity.name }), what);
-        return Object.assign(make('li', {}, button), { swatch, what });
+        const name = make('span');
+        writeName(name, entity.name);
+        const button = make('button', { type: 'button', class: 'chip', onclick: () => pick(entity) }, swatch, name, what);
+        return Object.assign(make('li', {}, button), { button, swatch, what });
       },
       update: (row, [entity, what]) => {
         write(row.what, what);
+        mark(row.button, 'aria-label', `${entity.name} ${what}`);
         row.swatch.style.setProperty('background', this.ui.colour(entity) ?? 'transparent');
       },
     });
@@ -125,11 +128,10 @@ export class Details {
   draw(entity, model, ui) {
     this.ui = ui;
     write(this.kind, KINDS[entity.kind]);
-    write(this.name, entity.name);
-    mark(this.name, 'title', entity.name);
+    writeName(this.name, entity.name);
     this.swatch.style.setProperty('background', ui.colour(entity) ?? 'transparent');
     this.swatch.hidden = ui.colour(entity) === null;
-    this.figureRows.show(FIGURES[entity.kind](entity));
+    this.figureRows.show(FIGURES[entity.kind](entity, model));
     const series = [entity.runningSeries, entity.waitingSeries];
     const top = niceTop(series);
     write(this.scale, count(top));
@@ -152,7 +154,8 @@ export class Details {
 
   #request(row, request) {
     const [a, b] = { worker: ['adapter', 'tenant'], adapter: ['worker', 'tenant'], tenant: ['adapter', 'worker'] }[this.ui.selected?.kind ?? 'worker'];
-    write(row.who, [request[a]?.name ?? 'no worker', request[b]?.name ?? 'no worker'].join(' · '));
+    writeName(row.one, request[a]?.name ?? 'no worker');
+    writeName(row.other, request[b]?.name ?? 'no worker');
     write(row.what, `${count(request.prompt)} → ${count(request.output)} tokens`);
     write(row.time, seconds(duration(request)));
     write(row.outcome, PLAIN.has(request.outcome) ? '' : request.outcome);
@@ -171,7 +174,9 @@ function duration(request) {
 
 function createRequest() {
   const parts = Object.fromEntries(PHASES.map(([phase]) => [phase, make('i', { class: `phase ${phase}` })]));
-  const [who, what, time, outcome] = ['who', 'what', 'time', 'outcome'].map((name) => make('span', { class: name }));
+  const [one, other] = [make('span'), make('span')];
+  const who = make('span', { class: 'who' }, one, make('span', { text: ' · ' }), other);
+  const [what, time, outcome] = ['what', 'time', 'outcome'].map((name) => make('span', { class: name }));
   const bar = make('div', { class: 'stack', role: 'img' }, ...Object.values(parts));
-  return Object.assign(make('li', {}, who, outcome, what, time, bar), { who, what, time, outcome, bar, parts });
+  return Object.assign(make('li', {}, who, outcome, what, time, bar), { one, other, what, time, outcome, bar, parts });
 }

@@ -28,6 +28,19 @@ export function write(element, text) {
   }
 }
 
+const TAIL = 7; // characters at the end of a name that stay when it is cut
+
+/** Write a name that is cut in its middle where there is no room, and is whole where the pointer rests on it. */
+export function writeName(element, name) {
+  mark(element, 'title', name);
+  if (element.shown === name) return;
+  element.shown = name;
+  const characters = [...name];
+  const at = characters.length > 2 * TAIL ? characters.length - TAIL : characters.length;
+  mark(element, 'class', 'cut');
+  element.replaceChildren(make('span', { text: characters.slice(0, at).join('') }), make('span', { text: characters.slice(at).join('') }));
+}
+
 /** Set an attribute where it differs; null removes it. */
 export function mark(element, name, value) {
   if (value === null || value === false) {
@@ -85,19 +98,20 @@ export function count(value) {
   return String(Math.round(value));
 }
 
-/** 0 ms, 45 ms, 1.23 s, 12.3 s, 2:05: a duration. */
+/** 0 ms, 45 ms, 1.23 s, 12.3 s, 2 min 5 s: a duration. */
 export function seconds(value) {
   if (!Number.isFinite(value)) return '–';
   if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
   if (value < 9.995) return `${value.toFixed(2)} s`;
   if (value < 99.95) return `${value.toFixed(1)} s`;
-  return clock(value);
+  const whole = Math.floor(value);
+  return whole < 3600 ? `${Math.floor(whole / 60)} min ${whole % 60} s` : `${Math.floor(whole / 3600)} h ${Math.floor(whole / 60) % 60} min`;
 }
 
-/** 0.4 s, 12 s, 2:05: a duration where there is little room. */
+/** 0.4 s, 12 s, 2 min: a duration where there is little room. */
 export function briefly(value) {
   if (!Number.isFinite(value)) return '–';
-  return value < 9.95 ? `${value.toFixed(1)} s` : value < 99.5 ? `${Math.round(value)} s` : clock(value);
+  return value < 9.95 ? `${value.toFixed(1)} s` : value < 99.5 ? `${Math.round(value)} s` : `${Math.floor(value / 60)} min`;
 }
 
 /** 2:05 or 1:02:05: a point on the device clock. */

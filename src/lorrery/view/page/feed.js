@@ -1,7 +1,7 @@
 // Where frames come from, each with its view: server-sent events while something runs, again and again until they come;
 // after a simulation its record, whole, and a time to look at.
 
-import { KEPT_SECONDS, Model } from './model.js';
+import { KEPT_SECONDS, Model, numbered } from './model.js';
 
 const STALE_SECONDS = 5; // without a frame for so long, a connection is dead though it is open
 const RETRY_SECONDS = [1, 1, 2, 3, 5];
@@ -134,8 +134,8 @@ export class Record {
   // Note from when to when each notice holds.
   #mark(at, notices) {
     const now = new Set();
-    for (const notice of notices) {
-      const key = `${notice.rule} ${notice.subjects[0]?.[1] ?? ''}`;
+    for (const notice of numbered(notices)) {
+      const key = notice.id;
       now.add(key);
       const open = this.open.get(key);
       if (open) open.to = at;
@@ -199,6 +199,7 @@ export class Record {
       shown = new Model(this.names);
       shown.begin(this.hello);
       shown.version = model.version;
+      for (const name of ['dismissed', 'adapterColours', 'tenantColours']) shown[name] = model[name];
       from = Math.max(0, this.indexAt(this.times[wanted] - KEPT_SECONDS * shown.binSeconds));
       if (!refined) stride = Math.ceil((wanted - from + 1) / GLANCED_FRAMES);
       this.refineAt = stride > 1 ? now + REST_MS : Infinity;

@@ -1,6 +1,6 @@
 // The page: asks the server whether it shows a live cluster or a record, and keeps the picture and the panel up to date.
 
-import { byId, clock, count, make, mark, write } from './dom.js';
+import { byId, clock, count, make, mark, write, writeName } from './dom.js';
 import { fetchHello, LiveFeed, Record } from './feed.js';
 import { Model } from './model.js';
 import { startTheme, swatches } from './colours.js';
@@ -25,8 +25,13 @@ class Page {
     this.strips = new Strips(byId('strips'));
     this.tables = new Tables(byId('tables'), pick);
     this.details = new Details(byId('details'), pick);
-    this.noticeList = new Notices(byId('notices'), byId('summary'), pick);
+    this.noticeList = new Notices(byId('notices'), byId('summary'), pick, (keys) => {
+      this.model.dismiss(keys);
+      this.refresh();
+    });
     this.events = new EventLog(byId('events'), byId('no-events'));
+    this.title = make('span');
+    byId('model').append(this.title);
     this.#controls();
     startTheme(byId('theme'), () => {
       for (const part of [this.stage, this.strips, this.details]) part.recolour();
@@ -129,7 +134,7 @@ class Page {
 
   #title(hello) {
     this.model.hello ??= hello;
-    write(byId('model'), hello.title.includes(hello.model) ? hello.title : [hello.model, hello.title].filter(Boolean).join(' · '));
+    writeName(this.title, hello.title.includes(hello.model) ? hello.title : [hello.model, hello.title].filter(Boolean).join(' · '));
     mark(byId('model'), 'title', `lorrery ${hello.version}`);
     document.title = [hello.title || hello.model, 'Lorrery'].filter(Boolean).join(' · ');
     this.ui.speed = this.source === 'live' ? 1 / (hello.time_scale || 1) : 1;
@@ -190,7 +195,7 @@ class Page {
   // The gravest notice of each entity; notices come gravest first.
   #severities() {
     const severities = new Map();
-    for (const { severity, subjects } of this.model.view?.notices ?? []) {
+    for (const { severity, subjects } of this.model.notices) {
       for (const [kind, key] of subjects) {
         const entity = this.model.find(kind, key);
         if (entity && !severities.has(entity)) severities.set(entity, severity);
@@ -214,7 +219,7 @@ class Page {
     this.strips.draw(model);
     this.tables.draw(model, ui);
     if (ui.selected) this.details.draw(ui.selected, model, ui);
-    this.noticeList.draw(model.view?.notices ?? [], model.view !== null);
+    this.noticeList.draw(model.notices, model.view !== null);
     this.events.draw(model.events, ui.filter);
     this.timeline?.draw();
     write(byId('clock'), model.frame ? clock(model.at) : '–');
@@ -229,13 +234,15 @@ class Page {
     const [map, colours] = ui.byTenant ? [model.tenants, model.tenantColours] : [model.adapters, model.adapterColours];
     const distinct = [...map.values()].filter((entity) => entity.key !== null && colours.isDistinct(entity.key));
     const others = [...map.values()].filter((entity) => entity.key !== null && !colours.isDistinct(entity.key)).length;
-    const key = [ui.byTenant, others, this.palette[0], ...distinct.map((entity) => `${entity.key} ${colours.index(entity.key)}`)].join('|');
+    const base = ui.byTenant ? undefined : map.get(null);
+    const key = [ui.byTenant, others, base, this.palette[0], ...distinct.map((entity) => `${entity.key} ${colours.index(entity.key)}`)].join('|');
     if (key === this.legendKey) return;
     this.legendKey = key;
-    byId('legend').replaceChildren(...distinct.map((entity) => {
-      const swatch = make('i', { class: 'swatch' });
+    byId('legend').replaceChildren(...[...distinct, ...(base ? [base] : [])].map((entity) => {
+      const [swatch, name] = [make('i', { class: 'swatch' }), make('span')];
       swatch.style.setProperty('background', this.#colour(entity));
-      return make('li', {}, make('button', { type: 'button', class: 'chip', onclick: () => this.choose(entity), title: entity.name }, swatch, make('span', { text: entity.name })));
+      writeName(name, entity.name);
+      return make('li', {}, make('button', { type: 'button', class: 'chip', 'aria-label': entity.name, onclick: () => this.choose(entity) }, swatch, name));
     }), ...(others ? [make('li', { class: 'soft', text: `${count(others)} more in grey` })] : []));
   }
 

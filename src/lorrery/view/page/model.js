@@ -16,6 +16,17 @@ const MAX_NEWCOMERS = 16;
 const RANKING_SECONDS = 5; // how often colours follow traffic
 
 export const DRAINING = 'draining';
+export const LOST = 'lost worker'; // the rule whose notices can be dismissed
+
+/** Notices with an id of their own each: there may be several of a rule. */
+export function numbered(notices) {
+  const seen = new Map();
+  return notices.map((notice) => {
+    const key = `${notice.rule} ${notice.subjects[0]?.[1] ?? ''} ${notice.subjects.length > 1}`;
+    seen.set(key, (seen.get(key) ?? 0) + 1);
+    return { ...notice, id: `${key} ${seen.get(key)}` };
+  });
+}
 
 /** The past of one figure, in bins of device time; each bin keeps its last value, an empty one is NaN. */
 export class Series {
@@ -115,9 +126,12 @@ export class Worker extends Named {
   }
 
   /** It is lost, since then. */
-  lose(lostAt) {
+  lose(lostAt, gpu, tp) {
     if (this.lostAt === null) this.renumber();
-    Object.assign(this, { lostAt, batch: [], running: 0, waiting: 0, oldest: 0, kv: 0, resident: [] });
+    Object.assign(this, {
+      gpu, tp, state: 'lost', step: 0,
+      lostAt, batch: [], running: 0, waiting: 0, oldest: 0, kv: 0, resident: [],
+    });
     this.show();
   }
 
@@ -154,7 +168,18 @@ export class Model {
     this.hello = null;
     this.version = 0; // grows with every frame
     this.binSeconds = 1;
+    this.adapterColours = new Colours();
+    this.tenantColours = new Colours();
+    this.dismissed = new Set(); // lost workers that are to be shown no longer: key, and when they were lost
+    this.knownUntil = -Infinity;
     this.#forget();
+  }
+
+  /** Show these lost workers no longer; one that is lost later is shown again. */
+  dismiss(keys) {
+    for (const worker of this.lost) if (keys.includes(worker.key)) this.dismissed.add(`${worker.key} ${worker.lostAt}`);
+    this.#showLost();
+    this.version += 1;
   }
 
   /** A connection begins: it numbers names and requests anew, and counts anew. The last two minutes stay. */
@@ -162,6 +187,7 @@ export class Model {
     this.hello = hello;
     this.adapterNames = this.known?.adapters ?? [];
     this.tenantNames = this.known?.tenants ?? [];
+    this.knownUntil = this.frame ? this.at : -Infinity; // events until then have been told by an earlier connection
     for (const worker of this.workersByKey.values()) worker.renumber();
     const binSeconds = Math.max(1, (hello.frame_seconds ?? 0) / USUAL_FRAME_SECONDS);
     if (binSeconds !== this.binSeconds) {
@@ -173,10 +199,8 @@ export class Model {
   #forget() {
     Object.assign(this, {
       at: 0, adapters: new Map(), tenants: new Map(), workersByKey: new Map(), workers: [], lost: [], shards: [], frame: null,
-      view: null, ended: [], events: [], totals: {}, figures: {}, rankedAt: -Infinity, unplaced: 0, held: 0,
+      view: null, notices: [], ended: [], events: [], totals: {}, figures: {}, rankedAt: -Infinity, unplaced: 0, held: 0,
     });
-    this.adapterColours = new Colours();
-    this.tenantColours = new Colours();
     const series = () => new Series(this.binSeconds / 2, 2 * NUM_BINS);
     this.series = {
       tokensPerSecond: series(), ttft50: series(), ttft95: series(), waiting: series(), running: series(), kv: series(), fullestKv: series(),
@@ -259,12 +283,7 @@ export class Model {
   #show(view) {
     this.view = view;
     view.workers.forEach((figures, index) => this.workers[index].show(...figures));
-    this.lost = view.lost.flatMap(([shard, id, lostAt]) => {
-      const worker = this.workersByKey.get(`${shard}/${id}`); // unknown where a jump in a record has skipped it
-      worker?.lose(lostAt);
-      return worker ?? [];
-    });
-    this.workersByKey = new Map([...this.workers, ...this.lost].map((worker) => [worker.key, worker]));
+    this.#showLost();
     for (const map of [this.adapters, this.tenants]) {
       for (const entity of map.values()) entity.show();
     }
@@ -278,6 +297,19 @@ export class Model {
     for (const [name, value] of Object.entries(this.figures)) this.series[name].push(this.at, value);
   }
 
+  // The lost workers, and all notices, but for what was dismissed.
+  #showLost() {
+    const lost = this.view.lost.filter(([shard, id, lostAt]) => !this.dismissed.has(`${shard}/${id} ${lostAt}`));
+    this.lost = lost.map(([shard, id, lostAt, gpu, tp]) => {
+      const worker = this.workersByKey.get(`${shard}/${id}`) ?? new Worker(shard, id, this.binSeconds); // lost before the page was opened
+      worker.lose(lostAt, gpu, tp);
+      return worker;
+    });
+    const shown = new Set(this.lost.map((worker) => worker.key));
+    this.notices = numbered(this.view.notices.filter(({ rule, subjects }) => rule !== LOST || subjects.some(([, key]) => shown.has(key))));
+    this.workersByKey = new Map([...this.workers, ...this.lost].map((worker) => [worker.key, worker]));
+  }
+
   #history(frame) {
     const { at } = this;
     for (const [request, worker, adapter, tenant, prompt, output, arrived, queue, load, prefill, decode, outcome] of frame.ended) {
@@ -287,7 +319,8 @@ export class Model {
       });
     }
     if (this.ended.length > MAX_ENDED) this.ended.splice(0, this.ended.length - MAX_ENDED);
-    for (const [when, kind, text] of frame.events) this.events.push({ at: when, kind, text });
+    for (const [when, kind, text] of frame.events) if (when > this.knownUntil) this.events.push({ at: when, kind, text });
+    this.knownUntil = -Infinity;
     if (frame.events_more) this.events.push({ at, kind: 'more', text: `and ${frame.events_more} more` });
     if (this.events.length > MAX_EVENTS) this.events.splice(0, this.events.length - MAX_EVENTS);
   }

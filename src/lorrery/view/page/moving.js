@@ -90,7 +90,7 @@ export class Moving {
     while (this.capacity > 8 && most < this.capacity / 4) this.capacity /= 2;
     this.firstState = view.swatches.length;
     this.queueSize = Math.max(1.2, Math.min(3, view.measure.cell * 0.014));
-    const key = `${this.capacity} ${view.measure.cell}`;
+    const key = `${this.capacity} ${view.measure.cell} ${view.measure.innerMoon}`;
     if (key === this.sizedFor) return;
     this.sizedFor = key;
     const { innerMoon, outer, cell } = view.measure;
@@ -128,7 +128,7 @@ export class Moving {
     const colour = this.firstState + (oldest >= LATE_SECONDS[1] ? 2 : oldest >= LATE_SECONDS[0] ? 1 : 0);
     let left = waiting;
     let radius = this.moonRadius + this.moonSize + size * 2;
-    for (let row = 0; row < QUEUE_ROWS && left > 0; row += 1, radius += size * 2.8) {
+    for (let row = 0; row < QUEUE_ROWS && left > 0 && (!row || radius <= measure.outer); row += 1, radius += size * 2.8) {
       const shown = Math.min(left, Math.max(3, Math.floor((1.9 * radius) / (size * 3))));
       for (let place = 0; place < shown && moons.number < MAX_MOONS; place += 1) {
         const moon = moons.number++;
@@ -143,7 +143,7 @@ export class Moving {
       left -= shown;
     }
     body.queueMore = left;
-    body.queueRadius = Math.min(radius, measure.outer);
+    body.queueRadius = radius;
   }
 
   // Adapters that load get a place on the ring that fills; those that left fly off.

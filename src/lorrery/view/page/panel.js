@@ -1,7 +1,8 @@
 // The lists beside the picture: what is wrong, the tables of tenants, adapters and workers, and what has happened. A notice
 // or a row leads to its entity.
 
-import { Rows, briefly, clock, count, make, mark, percent, write } from './dom.js';
+import { Rows, briefly, clock, count, make, mark, percent, write, writeName } from './dom.js';
+import { LOST } from './model.js';
 
 const MAX_SHOWN_EVENTS = 80;
 const WORDS = {
@@ -18,8 +19,8 @@ const TABLES = {
     order: (tenant) => tenant.running + tenant.waiting + tenant.tokens * 1e-9,
     columns: [
       ['share', 'Part of the output tokens of the last 30 s; the mark is its part of the requests that run and wait'],
-      ['running', 'Requests that run', (tenant) => count(tenant.running)],
-      ['waiting', 'Requests that wait', (tenant) => count(tenant.waiting)],
+      ['run', 'Requests that run', (tenant) => count(tenant.running)],
+      ['wait', 'Requests that wait', (tenant) => count(tenant.waiting)],
       ['oldest', 'How long the oldest has waited', (tenant) => (tenant.waiting ? briefly(tenant.oldest) : '–')],
       ['refused', 'Requests refused, in all', (tenant) => count(tenant.refused)],
     ],
@@ -28,8 +29,8 @@ const TABLES = {
     entities: (model) => [...model.adapters.values()].filter((adapter) => !adapter.isGone),
     order: (adapter) => adapter.running + adapter.waiting + adapter.loads * 1e-6,
     columns: [
-      ['running', 'Requests that run', (adapter) => count(adapter.running)],
-      ['waiting', 'Requests that wait', (adapter) => count(adapter.waiting)],
+      ['run', 'Requests that run', (adapter) => count(adapter.running)],
+      ['wait', 'Requests that wait', (adapter) => count(adapter.waiting)],
       ['loads', 'Loads to a GPU, in all', (adapter) => count(adapter.loads)],
       ['evicted', 'Evictions from a GPU, in all', (adapter) => count(adapter.evictions)],
       ['thrash', 'Loads within a minute of the eviction, in the last minute', (adapter) => count(adapter.recentThrash)],
@@ -40,8 +41,8 @@ const TABLES = {
     order: () => 0,
     columns: [
       ['KV', 'Part of the KV memory in use', (worker) => percent(worker.kvRatio)],
-      ['running', 'Requests that run', (worker) => count(worker.running)],
-      ['waiting', 'Requests that wait', (worker) => count(worker.waiting)],
+      ['run', 'Requests that run', (worker) => count(worker.running)],
+      ['wait', 'Requests that wait', (worker) => count(worker.waiting)],
       ['oldest', 'How long its first has waited', (worker) => (worker.waiting ? briefly(worker.oldest) : '–')],
       ['tok/s', 'Output tokens a second, over 5 s', (worker) => count(worker.tokensPerSecond)],
     ],
@@ -51,20 +52,26 @@ const TABLES = {
 const byName = new Intl.Collator('en', { numeric: true });
 
 export class Notices {
-  constructor(list, summary, pick) {
+  /** `pick(entity)` chooses one; `dismiss(keys)` drops lost workers from the picture and the lists. */
+  constructor(list, summary, pick, dismiss) {
     this.summary = summary;
     this.rows = new Rows(list, {
-      key: (notice) => `${notice.rule} ${notice.subjects[0]?.[1] ?? ''} ${notice.subjects.length > 1}`,
+      key: (notice) => notice.id,
       create: () => {
         const title = make('span', { class: 'title' });
         const why = make('span', { class: 'why' });
         const rule = make('span', { class: 'rule' });
         const button = make('button', { type: 'button', onclick: () => button.subject && pick(button.subject) }, rule, title, why);
-        return Object.assign(make('li', {}, button), { button, titleText: title, why, rule });
+        const row = make('li', {}, button);
+        const drop = make('button', { type: 'button', class: 'plain drop', text: '✕', title: 'Dismiss: it will not come back', 'aria-label': 'Dismiss', onclick: () => dismiss(row.keys) });
+        row.append(drop);
+        return Object.assign(row, { button, titleText: title, why, rule, drop });
       },
       update: (row, notice) => {
         mark(row, 'class', notice.severity);
         const [kind, key] = notice.subjects[0] ?? ['scheduler'];
+        row.keys = notice.subjects.map(([, each]) => each);
+        row.drop.hidden = notice.rule !== LOST;
         row.button.subject = kind === 'scheduler' ? null : { kind, key };
         write(row.rule, notice.rule);
         write(row.titleText, notice.title);
@@ -149,8 +156,8 @@ export class Tables {
   #update(table, row, entity) {
     const { ui } = this;
     row.entity = entity;
-    write(row.label, entity.name);
-    mark(row.button, 'title', entity.name);
+    writeName(row.label, entity.name);
+    mark(row.button, 'aria-label', entity.name);
     row.swatch.style.setProperty('background', ui.colour(entity) ?? 'transparent');
     mark(row, 'class', [ui.severities.get(entity), ui.selected === entity ? 'selected' : null].filter(Boolean).join(' ') || null);
     mark(row.button, 'aria-pressed', ui.selected === entity ? 'true' : 'false');

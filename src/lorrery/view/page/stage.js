@@ -6,6 +6,7 @@ import { Moving } from './moving.js';
 import { swatches, themeColours } from './colours.js';
 
 const MARGIN = 8;
+const USUAL_TYPE = 14; // the root's font size in CSS pixels, but on large screens
 const MAX_DENSITY = 2; // device pixels a CSS pixel that are drawn
 const SLOW_MS = 21; // between animation frames, on the mean of SLOW_FOR_MS: then what moves is drawn in fewer pixels
 const SLOW_FOR_MS = 3000;
@@ -62,6 +63,7 @@ export class Stage {
   #resize() {
     const { width, height } = this.container.getBoundingClientRect();
     const density = Math.min(MAX_DENSITY, window.devicePixelRatio || 1);
+    this.view.type = parseFloat(getComputedStyle(document.documentElement).fontSize) / USUAL_TYPE;
     this.numDrawn = this.drawnMs = 0;
     size(this.still, width, height, density);
     size(this.moved, width, height, density);
@@ -104,7 +106,7 @@ export class Stage {
     const changed = workers.length !== this.numPlaced;
     if (changed) {
       view.place = layout(workers.length, Math.max(100, view.width - 2 * MARGIN), Math.max(100, view.height - 2 * MARGIN));
-      view.measure = measures(view.place.cell);
+      view.measure = measures(view.place.cell, view.type);
       this.numPlaced = workers.length;
     }
     const gone = new Set(this.byKey.keys());
@@ -145,7 +147,11 @@ export class Stage {
     this.drawnAt = now;
     const { view } = this;
     if (!this.model || !view.measure) return;
-    if (this.numPlaced < 0) this.#place(view.bodies.map((body) => body.worker));
+    if (this.numPlaced < 0) {
+      this.#place(view.bodies.map((body) => body.worker));
+      this.moving.place(this.model, view, 1);
+      this.rows.show(view.bodies);
+    }
     if (this.stale) {
       for (const body of view.bodies) Object.assign(body, { moonRadius: this.moving.moonRadius ?? 0, orbitGap: Math.max(2, (this.moving.moonSize ?? 2) * 2.7) });
       view.orbits = view.measure.cell > 110;
@@ -170,9 +176,9 @@ function updateButton(item, { worker, centre }) {
     button.style.setProperty('height', `${centre.room}px`);
     button.style.setProperty('transform', `translate(${centre.x - centre.room / 2}px, ${centre.y - centre.room / 2}px)`);
   }
-  const second = Math.floor(performance.now() / 1000);
-  if (item.second === second) return; // a name that changes ten times a second helps no one
-  item.second = second;
+  const named = `${Math.floor(performance.now() / 1000)} ${worker.lostAt}`;
+  if (item.named === named) return; // a name that changes ten times a second helps no one
+  item.named = named;
   const label = worker.lostAt !== null ? `${worker.name}: lost`
     : `${worker.name}: ${worker.gpu}, ${worker.state}, ${plural(worker.running, 'request')} running, ${count(worker.waiting)} waiting, `
       + `KV ${percent(worker.kvRatio)}`;

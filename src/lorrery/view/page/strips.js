@@ -5,7 +5,7 @@ import { themeColours } from './colours.js';
 
 const STRIPS = [
   { name: 'Tokens per second', unit: count, lines: [['tokensPerSecond', 'all']], title: 'Output tokens a device second, mean of 2 s' },
-  { name: 'Time to first token', unit: seconds, lines: [['ttft50', 'median'], ['ttft95', '95%']], title: 'TTFT of the requests that ended in the last 10 s' },
+  { name: 'Time to first token', unit: seconds, lines: [['ttft50', 'p50'], ['ttft95', 'p95']], title: 'TTFT, from the arrival at the scheduler, of the requests that ended in the last 10 s: of half of them, and of 95 %, it is at most this' },
   { name: 'Queue', unit: count, lines: [['waiting', 'waiting'], ['running', 'running']], title: 'Requests that wait anywhere, and that run' },
   { name: 'KV in use', unit: percent, lines: [['kv', 'mean'], ['fullestKv', 'fullest']], top: 1, title: 'Part of the KV memory in use: mean of all pools, and the fullest' },
 ];
