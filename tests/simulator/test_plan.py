@@ -12,7 +12,9 @@ import lorrery
 from lorrery.cli.plan import app
 from lorrery.service.errors import SettingsError
 from lorrery.service.settings.cluster import changed
+from lorrery.simulator.plan.shapes import capacity_of
 from lorrery.worker.build import device_of
+from lorrery.worker.device.capacity import Workload
 from lorrery.worker.device.deployment import kv_bytes_per_token
 from lorrery.worker.device.lora import place_bytes
 
@@ -173,15 +175,17 @@ def test_a_plan_travels_between_processes():
 def test_places_for_adapters_are_set_aside_alike_by_plan_and_worker(engine: str, model: str, tensor_parallel: int):
     own = {"engine": engine, "model": model, "worker.gpu": "H100-SXM", "worker.tensor_parallel": tensor_parallel}
     own["adapters.max_loras"] = 4
-    plan = lorrery.plan(overrides=own, prompt_tokens=100, output_tokens=100, adapters=9, ranks=(8,))
     registry = [{"id": "a", "rank": 8, "count": 9}]
+    planned = capacity_of(
+        changed({}, {**own, "adapters.registry": registry}), Workload((100, 100), (100, 100), 9, (8,))
+    )
     device, without = (device_of(changed({}, {**own, "adapters.registry": one})) for one in (registry, []))
     known = device.deployment
     targets, rank = ("all-linear", 16) if engine == "vllm" else ("qkvo", 8)
     places = 4 * place_bytes(known.model, rank, targets, tensor_parallel)
     per_token = kv_bytes_per_token(known.model, tensor_parallel)
-    assert plan.capacity.adapter_bytes == places
-    assert plan.capacity.kv_pool_tokens == device.pool_tokens
+    assert planned.adapter_bytes == places
+    assert planned.kv_pool_tokens == device.pool_tokens
     assert abs(without.pool_tokens - device.pool_tokens - places / per_token) < 1
     later = changed({}, {**own, "adapters.enable_lora": True, "adapters.max_lora_rank": rank})
     assert device_of(later).pool_tokens == device.pool_tokens

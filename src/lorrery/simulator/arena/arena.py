@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Annotated
 
 import numpy as np
@@ -140,18 +141,21 @@ class _Round:
 
 def _run_all(rounds: Sequence[_Round], found: Comparison, num_processes: int, watch: Watcher) -> None:
     run = partial(_run, level=found.level)
+    ended: dict[tuple[int, int], Outcome] = {}
     with closing(run_in_processes(rounds, num_processes, run)) as outcomes:
-        for done, outcome in enumerate(outcomes, 1):
+        for outcome in outcomes:
             place, seed = map(int, outcome.key.split())
-            contestant = found.contestants[place]
-            contestant.warnings |= dict.fromkeys(outcome.warnings)
-            if outcome.figures is None:
-                contestant.error = contestant.error or f"seed {seed}: {outcome.error}"
-            else:
-                contestant.rounds[seed] = {
-                    name: np.nan if value is None else value for name, value in outcome.figures.items()
-                }
-            watch(done, len(rounds))
+            ended[place, seed] = outcome
+            watch(len(ended), len(rounds))
+    for (place, seed), outcome in sorted(ended.items(), key=itemgetter(0)):  # whichever ended first
+        contestant = found.contestants[place]
+        contestant.warnings |= dict.fromkeys(outcome.warnings)
+        if outcome.figures is None:
+            contestant.error = contestant.error or f"seed {seed}: {outcome.error}"
+        else:
+            contestant.rounds[seed] = {
+                name: np.nan if value is None else value for name, value in outcome.figures.items()
+            }
 
 
 def _run(one: _Round, level: Level) -> Outcome:
