@@ -198,13 +198,13 @@ def search_for(
 
 
 def _tenants(search: Search, run_all: RunAll, watch: Watch) -> Tenants:
-    """Find how many tenants the answer has room for: fewer than would fill two replicas more."""
+    """Find how many tenants the answer has room for: fewer than would fill one replica more."""
     answer, asked = search.answer, search.asked
     assert answer.shape is not None
     assert asked is not None
     now, number = asked.work.num_adapters, answer.num_replicas
     low = now
-    high = most = math.ceil(now * (number + 2) / number) + 1
+    high = most = math.ceil(now * (number + 1) / number) + 1
     while low + 1 < high:
         tenants = (low + high) // 2
         grown = _busier(_with_adapters(asked, tenants), tenants / now)

@@ -26,7 +26,7 @@ Task = tuple[Shape, int, int, bool]
 RunAll = Callable[[Sequence[Task]], Iterable[Trial]]
 """Runs tasks, several at a time, and yields what came of them in their order."""
 
-_BUDGETS = (1.25, 2.0, 4.0, 8.0, 16.0)
+_BUDGETS = (1.25, 1.45, 1.7, 2.0, 2.5, 3.2, 4.0, 6.0, 9.0, 16.0)
 """Over the lowest bound: what is tried in turn, until something keeps the level."""
 
 

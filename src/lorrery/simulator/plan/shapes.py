@@ -26,7 +26,7 @@ __all__ = ["Shape", "axes_of", "capacity_of", "shapes_of"]
 
 _DEGREES = ("1", "2", "4", "8")
 _PLACEMENTS = ("adapter_hash", "adapter_shards", "least_loaded")
-_SLACK = 0.85
+_SLACK = 0.9
 """Of the bound, for what the arithmetic of a mean step leaves out."""
 _PAGED = {"paged", "on_demand", "no_evict", "estimated"}
 _CHUNKED = {"chunked", "prefill_first", "vllm", "sglang"}
