@@ -12,7 +12,7 @@ from lorrery.service.faults.kinds import REQUEST_KINDS
 from lorrery.service.settings.sections import MetricsSettings
 from lorrery.service.telemetry.series import Exporter, Histogram, Sample, Series, table
 from lorrery.service.telemetry.top_names import TopNames
-from lorrery.view.objectives import LAG_SECONDS, MISSED_OUTCOMES, TPOT_SECONDS, TTFT_SECONDS
+from lorrery.vocabulary.objectives import LAG_SECONDS, MISSED_OUTCOMES, TPOT_SECONDS, TTFT_SECONDS
 
 OUTCOMES = (
     "ok",

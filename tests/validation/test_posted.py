@@ -13,6 +13,7 @@ from lorrery.cli.validate import app
 from lorrery.service.errors import FormatError
 from lorrery.validation import posted
 from lorrery.validation.figures import SERVED_LORA
+from lorrery.validation.nearest import measured_groups
 from lorrery.validation.posted import PostedRow, read_file, requests_of, settings_of
 
 COLUMNS, ROWS = read_file(SERVED_LORA)
@@ -67,6 +68,19 @@ def test_the_shipped_runs_are_within_the_aims(shipped, source, figures, most):
 def test_every_shipped_run_is_predicted_and_has_a_source(shipped):
     assert shipped["not_predicted"] == []
     assert all(one["predicted"] and one["source"] and one["url"] for one in shipped["rows"])
+
+
+def test_the_errors_that_plans_tell_are_those_of_the_shipped_runs(shipped):
+    found = {(g["engine"].partition("-")[0], g["gpu"]): g for g in shipped["groups"] if g.get("kind") == "lora"}
+    told = {(one.engine, one.gpu): one for one in measured_groups() if one.adapters == "yes" and one.engine == "vllm"}
+    assert found.keys() == told.keys()
+    for (key, figure), error in {
+        ((g["engine"].partition("-")[0], g["gpu"]), g["figure"]): g["mape"]
+        for g in shipped["groups"]
+        if g.get("kind") == "lora"
+    }.items():
+        column = {"out_tps": "tokens_per_second", "ttft": "ttft"}[figure]
+        assert float(getattr(told[key], column)) == pytest.approx(error, abs=0.06)
 
 
 def test_a_row_runs_with_its_command(tmp_path):

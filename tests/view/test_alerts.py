@@ -12,7 +12,8 @@ from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Request
 from lorrery.service.faults.kinds import parse_fault
 from lorrery.service.settings.cluster import Settings
-from lorrery.view import figures, objectives, rules
+from lorrery.view import figures, rules
+from lorrery.vocabulary import objectives
 from tests.deploy.asked import rules as prometheus_rules
 from tests.deploy.files import ROOT
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from lorrery.cli.flags import CONFIG_HELP, VersionOption, takes_deployment, with_deployment
+from lorrery.cli.flags import ConfigOption, SetOption, VersionOption, takes_deployment, with_deployment
 from lorrery.loadgen.flags import Report, check_report, takes_load_options
 from lorrery.loadgen.options import load_options
 from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
@@ -62,26 +62,8 @@ def compare(
             " or KEY=VALUE[,KEY=VALUE]. One alone: against all shipped ones of its kind. None: all queue policies.",
         ),
     ] = None,
-    config: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            envvar="LORRERY_CONFIG",
-            show_envvar=False,
-            show_default=False,
-            help=CONFIG_HELP,
-            rich_help_panel=_SIMULATION,
-        ),
-    ] = DEFAULT_SETTINGS,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override one setting of all candidates; repeatable.",
-            rich_help_panel=_SIMULATION,
-        ),
-    ] = None,
+    config: ConfigOption = DEFAULT_SETTINGS,
+    overrides: SetOption = None,
     out: Annotated[
         Path | None,
         typer.Option(

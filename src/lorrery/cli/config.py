@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lorrery.cli.flags import ConfigOption, VersionOption, takes_deployment, with_deployment
+from lorrery.cli.flags import ConfigOption, SetOption, VersionOption, takes_deployment, with_deployment
 from lorrery.service.commands import Command, command_app
 from lorrery.service.errors import SettingsError
 from lorrery.service.files.reading import dotted, parse_toml, to_value
@@ -31,10 +31,7 @@ def show(
         typer.Argument(metavar="[KEY]...", help="Settings or sections, such as scheduler.max_num_seqs or worker."),
     ] = None,
     config: ConfigOption = DEFAULT_SETTINGS,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; repeatable; highest precedence."),
-    ] = None,
+    overrides: SetOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Include defaults.")] = False,
     version: VersionOption = False,
     **given: Any,  # noqa: ANN401  the table's options

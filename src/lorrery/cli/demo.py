@@ -10,7 +10,7 @@ from typing import Annotated, Self, TextIO
 
 import typer
 
-from lorrery.cli.flags import ConfigOption, VersionOption
+from lorrery.cli.flags import ConfigOption, SetOption, VersionOption
 from lorrery.cli.up_cluster import summary
 from lorrery.service.commands import Command, command_app
 from lorrery.service.entry_point import cancelled_by_signals
@@ -28,10 +28,7 @@ app = command_app()
 @app.command(cls=Command)
 def demo(
     config: ConfigOption = DEFAULT_SETTINGS,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; repeatable; highest precedence."),
-    ] = None,
+    overrides: SetOption = None,
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Number of workers; unset: as in [\\[workers]], else 2.", show_default=False),

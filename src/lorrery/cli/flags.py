@@ -19,6 +19,7 @@ __all__ = [
     "CONFIG_HELP",
     "ConfigOption",
     "Flag",
+    "SetOption",
     "VersionOption",
     "takes_deployment",
     "takes_flags",
@@ -46,6 +47,12 @@ ConfigOption = Annotated[
     ),
 ]
 """Type of a parameter `config`; its default is `DEFAULT_SETTINGS`."""
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; repeatable; highest precedence."),
+]
+"""Type of a parameter `overrides`; its default is None."""
 
 _METAVARS = {str: "NAME", int: "N", float: "X", bool: None, list[str]: "NAME"}
 

@@ -14,8 +14,9 @@ import typer
 from rich.console import Console
 
 from lorrery.cli import plan_text
-from lorrery.cli.flags import ConfigOption, VersionOption, takes_deployment, with_deployment
-from lorrery.cli.plan_search import Cluster, Question, search_json, span
+from lorrery.cli.flags import ConfigOption, SetOption, VersionOption, takes_deployment, with_deployment
+from lorrery.cli.plan_export import search_json
+from lorrery.cli.plan_search import Cluster, Question, span
 from lorrery.service.commands import Command, command_app, command_options, takes
 from lorrery.service.errors import SettingsError
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
@@ -70,12 +71,7 @@ def plan(
         Path | None, typer.Option("--json", dir_okay=False, help="Write the figures to this file.")
     ] = None,
     config: ConfigOption = DEFAULT_SETTINGS,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Override one setting; repeatable; takes precedence over the file."
-        ),
-    ] = None,
+    overrides: SetOption = None,
     **given: Any,  # noqa: ANN401  the table's options
 ) -> None:
     """Say what a deployment can serve, or which cluster serves a rate at the least cost, by simulation.

@@ -6,17 +6,15 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
-from lorrery.cli.plan_export import engine_command, helm_values
 from lorrery.cli.plan_text import counted, measured_near, requests_in_words
 from lorrery.service.errors import SettingsError
 from lorrery.service.files.reading import read_toml
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
-from lorrery.service.installed import VERSION
 from lorrery.service.linux import num_cores
 from lorrery.service.settings.cluster import Settings, load
 from lorrery.service.settings.reading import key_of, leaves, override_of
@@ -25,9 +23,8 @@ from lorrery.simulator.plan.level import Bound
 from lorrery.simulator.plan.limits import all_alike, each_alike
 from lorrery.simulator.plan.options import Axis, PlanOptions
 from lorrery.simulator.plan.plan import curve_of
-from lorrery.simulator.plan.search import Proof, Rejected
+from lorrery.simulator.plan.search import Rejected
 from lorrery.simulator.plan.shapes import Shape
-from lorrery.simulator.plan.trials import Trial
 from lorrery.view.terminal import FigureTable
 from lorrery.worker.build import read_catalogue
 
@@ -146,7 +143,7 @@ class Question:
         if shape is not None:
             chosen = replace(self.cluster, overrides=(*self.cluster.overrides, *shape.changes)).alone()
             search.command = command_of(chosen, self.options, search)
-        show_search(console, search, self.options, interrupted=interrupted)
+        show_search(console, search, self.options)
         return search, interrupted
 
     def curve(self, console: Console) -> tuple[dict[str, Search], bool]:
@@ -224,7 +221,7 @@ _MOST_REJECTED = 8
 """Lost runs that are shown."""
 
 
-def show_search(console: Console, search: Search, options: PlanOptions, *, interrupted: bool) -> None:
+def show_search(console: Console, search: Search, options: PlanOptions) -> None:
     """Print what was found, what was not, and what it costs."""
     answer, level = search.answer, options.level
     lost = [one for one in answer.rejected if one.trial is not None]
@@ -257,16 +254,17 @@ def show_search(console: Console, search: Search, options: PlanOptions, *, inter
         console.print(
             f"of {len(answer.rejected) + len(search.not_shapes) + 1} combinations: {', '.join(filter(None, notes))}"
         )
-    for line in _answer(search, options, interrupted=interrupted):
+    for line in answer_lines(search, options):
         console.print(line, markup=False, highlight=False)
     if search.command:
         console.print(search.command, markup=False, style="dim", soft_wrap=True)
 
 
-def _answer(search: Search, options: PlanOptions, *, interrupted: bool) -> list[str]:
+def answer_lines(search: Search, options: PlanOptions) -> list[str]:
+    """Return the answer in sentences."""
     answer, shape = search.answer, search.answer.shape
     if shape is None:
-        if interrupted:
+        if not answer.finished:
             return ["interrupted before a cluster that keeps the level was found"]
         if search.least is None:
             return ["no combination can serve such requests", *search.not_shapes[:_MOST_REJECTED]]
@@ -276,7 +274,7 @@ def _answer(search: Search, options: PlanOptions, *, interrupted: bool) -> list[
             return [f"{options.rate:g} requests/s: every request fails, on any number of replicas: {lost.failure}"]
         failure = f"; of {lost.num_ended:,} requests {lost.num_failed:,} failed: {lost.failure}" if lost.failure else ""
         return [f"{options.rate:g} requests/s: no cluster that was tried keeps {options.level}{failure}"]
-    so_far = "interrupted; the best so far, not proven: " if interrupted or not answer.finished else ""
+    so_far = "" if answer.finished else "interrupted; the best so far, not proven: "
     size = f"{counted(answer.num_replicas, 'replica')} of {shape.name}: {counted(answer.num_gpus, 'GPU')}"
     lines = [f"{so_far}{size}{_cost(shape, answer.num_replicas)}"]
     if any(not proof.is_clear for proof in answer.proofs):
@@ -391,93 +389,3 @@ def _why_none(search: Search) -> str:
     if search.least is None:
         return f"none: {search.not_shapes[0]}" if search.not_shapes else "none"
     return f"none: {lost[0].failure}" if lost and lost[0].in_vain else "none keeps the level"
-
-
-def search_json(search: Search, options: PlanOptions) -> dict[str, object]:
-    """Return everything about an answer, as JSON has it and the page reads it."""
-    answer, shape, asked = search.answer, search.answer.shape, search.asked
-    found: dict[str, object] = {
-        "question": None
-        if options.rate is None
-        else f"{options.rate:g} requests/s of {requests_in_words(options.work)}",
-        "service_level": str(options.level),
-        "limits": {bound.name: bound.limit for bound in options.level.bounds},
-        "replicas": answer.num_replicas or None,
-        "gpus": answer.num_gpus or None,
-        "usd_per_hour": answer.usd_per_hour,
-        "shape": None if shape is None else shape.name,
-        "changes": None if shape is None else shape.changes,
-        "says": _answer(search, options, interrupted=False),
-        "finished": answer.finished,
-        "num_trials": answer.num_trials,
-        "num_requests": None if asked is None else asked.num_requests,
-        "span_seconds": search.span_seconds,
-        "bound": None if search.least is None else [search.least.name, search.least.least],
-        "proofs": [_proof_json(proof) for proof in answer.proofs],
-        "rejected": [_cluster_json(one.shape, one.num_replicas, one.trial) for one in answer.rejected],
-        "not_shapes": search.not_shapes,
-        "tenants": None if search.tenants is None else asdict(search.tenants),
-        "command": search.command,
-        "tiles": _tiles(search, options),
-        "deploy": {},
-        "trust": [
-            f"Every figure is simulated: {_runs_in_words(search)} of Poisson arrivals with Lorrery {VERSION}.",
-            *([] if shape is None else [measured_near(shape.settings, options.work)]),
-            "Step times are the model's (docs/step-time.md); docs/validation.md has all that it was held against.",
-        ],
-    }
-    if shape is not None:
-        found["deploy"] = {
-            "A replica's engine": engine_command(shape),
-            f"Helm values of the Lorrery chart for all {answer.num_replicas}": helm_values(shape, answer.num_replicas),
-            "The run that decided it": search.command,
-        }
-    if search.around is not None and shape is not None:
-        found["offers"] = [_cluster_json(one.shape, one.trial.num_replicas, one.trial) for one in search.around.offers]
-        found["variations"] = [
-            {"what": what, "figures": trial.figures, "met": trial.met} for what, trial in search.around.variations
-        ]
-    return found
-
-
-def _runs_in_words(search: Search) -> str:
-    asked = search.asked
-    return "no runs" if asked is None else f"{search.answer.num_trials} runs of {asked.num_requests:,} requests"
-
-
-def _tiles(search: Search, options: PlanOptions) -> list[tuple[str, str, str]]:
-    """Return the answer's main figures: name, value, and what goes beside it."""
-    answer, shape, asked = search.answer, search.answer.shape, search.asked
-    if shape is None or asked is None:
-        return []
-    usd = answer.usd_per_hour
-    price = read_catalogue(shape.settings.catalogue).price(shape.gpu)
-    millions = asked.rate * options.work.output_tokens * 3600 / 1e6
-    tiles = [
-        ("replicas", str(answer.num_replicas), f"each {shape.num_gpus} x {shape.gpu}"),
-        ("GPUs", str(answer.num_gpus), ""),
-    ]
-    if usd is not None and price is not None:
-        tiles += [
-            ("cost", f"${usd:,.2f}/h", f"{price.source}, {price.date}"),
-            ("per million", f"${usd / millions:,.2f}", "output tokens"),
-        ]
-    return tiles
-
-
-def _proof_json(proof: Proof) -> dict[str, object]:
-    names = ("num_replicas", "means", "margins", "met", "is_clear")
-    seeds = [{"seed": trial.seed, **trial.figures} for trial in proof.trials]
-    return {**{name: getattr(proof, name) for name in names}, "seeds": seeds}
-
-
-def _cluster_json(shape: Shape, number: int, trial: Trial | None) -> dict[str, object]:
-    usd = shape.usd_per_hour
-    found: dict[str, object] = {
-        "shape": shape.name, "changes": shape.changes, "replica": f"{shape.num_gpus} x {shape.gpu}",
-        "num_replicas": number, "gpus": number * shape.num_gpus, "usd_per_hour": None if usd is None else usd * number,
-    }  # fmt: skip
-    if trial is None:
-        return {**found, "figures": None}
-    why = trial.failure if trial.num_failed else ""
-    return {**found, "figures": trial.figures, "met": trial.met, "num_ended": trial.num_ended, "failure": why}

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lorrery.cli.flags import ConfigOption, VersionOption, takes_deployment, with_deployment
+from lorrery.cli.flags import ConfigOption, SetOption, VersionOption, takes_deployment, with_deployment
 from lorrery.service.commands import Command, command_app
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
 from lorrery.service.local.processes import ForkServer
@@ -18,10 +18,7 @@ app = command_app()
 @takes_deployment(before="workers")
 def up(
     config: ConfigOption = DEFAULT_SETTINGS,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; repeatable; highest precedence."),
-    ] = None,
+    overrides: SetOption = None,
     workers: Annotated[
         int | None,
         typer.Option(

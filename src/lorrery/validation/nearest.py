@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-__all__ = ["ERRORS", "Measured", "how_far"]
+__all__ = ["ERRORS", "Measured", "how_far", "measured_groups"]
 
 ERRORS: Final = Path(__file__).parent / "data" / "errors.csv"
 
@@ -42,7 +42,8 @@ class Measured(NamedTuple):
 
 
 @cache
-def _groups() -> list[Measured]:
+def measured_groups() -> list[Measured]:
+    """Return the table."""
     with ERRORS.open(encoding="utf-8", newline="") as file:
         return [Measured(**row) for row in csv.DictReader(file)]
 
@@ -72,7 +73,7 @@ _NAMES = {"gpu": "GPU", "engine": "engine", "weight": "type of weights", "model"
 
 
 def _of(*, adapters: bool) -> Iterator[Measured]:
-    return (group for group in _groups() if group.adapters == ("yes" if adapters else "no"))
+    return (group for group in measured_groups() if group.adapters == ("yes" if adapters else "no"))
 
 
 def _in_words(group: Measured, asked: dict[str, str]) -> str:

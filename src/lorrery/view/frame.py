@@ -232,7 +232,7 @@ class FaultRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ObjectiveRow(msgspec.Struct, array_like=True, frozen=True):
-    """Counts against an objective of `view.objectives`: what it covers, and what has missed it."""
+    """Counts against an objective of `vocabulary.objectives`: what it covers, and what has missed it."""
 
     name: str
     counted: int

@@ -22,7 +22,7 @@ from lorrery.view.figures import (
 )
 from lorrery.view.frame import LOADING, EventRow, FaultRow, Frame, Hello, MissingRow, Shard, Totals
 from lorrery.view.frame import Worker as WorkerState
-from lorrery.view.objectives import LONGEST_SECONDS
+from lorrery.vocabulary.objectives import LONGEST_SECONDS
 
 RECENT_SECONDS = 10.0
 """Window of ended requests for the percentiles of TTFT."""

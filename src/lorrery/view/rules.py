@@ -14,7 +14,7 @@ from statistics import median
 from lorrery.view.figures import ALERT_SECONDS, STEP_SECONDS, THRASH_SECONDS, Adapter, Pace, Tenant, Worker
 from lorrery.view.model import SHARE_SECONDS, Model
 from lorrery.view.notices import Finding, Notice, Severity, Subject, notices_of, plural, short, span
-from lorrery.view.objectives import BUDGETS, BURNS, LAG_BUDGET, LAG_SECONDS, MEANINGS
+from lorrery.vocabulary.objectives import BUDGETS, BURNS, LAG_BUDGET, LAG_SECONDS, MEANINGS
 
 STUCK_SECONDS = 10.0
 GROWTH_SECONDS = 30.0

@@ -170,6 +170,7 @@ def search_for(
     shapes = [one for one in found if isinstance(one, Shape)]
     search.not_shapes = [one for one in found if isinstance(one, str)]
     if not shapes:
+        search.answer.finished = True
         return
     least = search.least = min(shapes, key=lambda one: (one.usd_per_hour or one.num_gpus) * one.least)
     num_requests = options.num_requests or _num_requests(rate, least.e2e)

@@ -35,15 +35,15 @@ from lorrery.view.frame import (
     event_kind,
     kind_of,
 )
-from lorrery.view.objectives import BUDGETS, TPOT_SECONDS, TTFT_SECONDS
 from lorrery.view.record import Recorder
+from lorrery.vocabulary.objectives import BUDGETS, TPOT_SECONDS, TTFT_SECONDS
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 _TOTALS = Totals.__struct_fields__
 _COUNTED = frozenset({
     *("finished", "timed out", "dropped", "queue full", "no adapter", "no worker", "draining", "failed", "faulted"),
 })  # fmt: skip
-"""Outcomes that count towards the objective `served`; the live cluster's are in `view.objectives`."""
+"""Outcomes that count towards the objective `served`; the live cluster's are in `vocabulary.objectives`."""
 
 
 @dataclass(slots=True)
