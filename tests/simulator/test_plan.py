@@ -12,7 +12,9 @@ import lorrery
 from lorrery.cli.plan import app
 from lorrery.service.errors import SettingsError
 from lorrery.service.settings.cluster import changed
+from lorrery.simulator.plan.level import level_of
 from lorrery.simulator.plan.shapes import capacity_of
+from lorrery.simulator.plan.trials import stream
 from lorrery.worker.build import device_of
 from lorrery.worker.device.capacity import Workload
 from lorrery.worker.device.deployment import kv_bytes_per_token
@@ -213,3 +215,18 @@ def test_a_plan_from_python_is_checked_with_its_own_adapters(overrides: object) 
         {"engine": "vllm", "adapters": {"registry": [{"id": "a", "rank": 32}]}}, adapters=2, overrides=overrides
     )
     assert made.capacity is not None
+
+
+@pytest.mark.parametrize("slots", [8, 60])
+def test_streams_over_many_adapters_have_the_simulators_times(slots: int):
+    registry = {"adapters.registry": [{"id": "a", "rank": 16, "count": 60}], "adapters.max_loras": slots}
+    settings = changed({"engine": "vllm", "model": "Llama-3.1-70B", "worker": {"gpu": "H100-SXM"}}, registry)
+    settings = changed(settings, {"worker.tensor_parallel": 4})
+    work = Workload((1500, 2000), (250, 750), 60)
+    found = stream(settings, work, 128, level_of(()), [f"a-{number}" for number in range(60)])
+    load = {"concurrency": 128, "num_requests": 1900, "input_range": "1500:2000", "output_range": "250:750"}
+    columns = lorrery.simulate(settings, {**load, "num_adapters": 60, "adapter_exponent": 0}, workers=1).columns
+    steady = np.argsort(columns.arrival_seconds)[4 * 128 : -128]
+    for name in ("ttft", "tpot", "e2e"):
+        simulated = getattr(columns, f"{name}_seconds")[steady].mean()
+        assert getattr(found, name) == pytest.approx(simulated, rel=0.05), name

@@ -84,7 +84,7 @@ def stream(settings: Settings, work: Workload, streams: int, level: Level, names
     """Simulate streams on one replica, each of which sends a request when its last one is answered.
 
     The first request of each begins in the middle, so that they are spread from the start; it is not measured, nor are
-    the last ones.
+    the next, which follow that start, and the last ones.
 
     Args:
         settings: of the cluster, with one worker per process.
@@ -97,7 +97,7 @@ def stream(settings: Settings, work: Workload, streams: int, level: Level, names
         LorreryError: as `SimulatedRun.run`.
     """
     measured = max(ROUNDS * streams, LEAST_REQUESTS)
-    total, rng = measured + 2 * streams, np.random.default_rng(SEED)
+    total, rng = measured + 3 * streams, np.random.default_rng(SEED)
     prompts, outputs = (rng.integers(low, high + 1, total) for low, high in (work.prompt, work.output))
     left = (rng.permutation(streams) + 0.5) / streams
     outputs[:streams] = np.maximum(outputs[:streams] * left, 1).astype(np.int64)
@@ -105,7 +105,7 @@ def stream(settings: Settings, work: Workload, streams: int, level: Level, names
     judge = Judge(level, measured)
 
     def ended(request: SimulatedRequest) -> None:
-        if streams <= request.handle < streams + measured and judge.num_ended < measured:
+        if 2 * streams <= request.handle < 2 * streams + measured and judge.num_ended < measured:
             judge.add(request)
             if judge.num_ended == measured:
                 run.stop()
